@@ -1,0 +1,31 @@
+"""The `zoo` command's first lines: make sure that the packages found are this toolkit's.
+
+`cli`, `transfer` and `zoo` are short names that another distribution may use too. Whichever was
+installed last would win silently; here that is an error in plain words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command line."""
+    home = Path(__file__).resolve().parent
+    for name in ("zoo", "transfer", "cli"):
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is None or origin.parent.parent != home:
+            print(
+                f"error: the package `{name}` of this toolkit is hidden by another one.\n"
+                f"  where: {origin or 'nowhere'} (expected below {home})\n"
+                "  fix:   install vision-model-zoo in a virtual environment of its own, "
+                "and don't run it from a folder that holds such a package",
+                file=sys.stderr,
+            )
+            raise SystemExit(1)
+    from cli.main import run
+
+    run()

@@ -1,0 +1,42 @@
+"""One place that turns exceptions into messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from zoo.errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, ZooError
+
+__all__ = ["report"]
+
+
+def report(error: BaseException, debug: bool) -> int:
+    """Print an error for people on standard error and return the exit code of the contract."""
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    if isinstance(error, ZooError):
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has seen enough. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        print(
+            "error: The memory ran out.\n"
+            "  fix:   lower batch_size, use fewer or smaller crops, or fewer --workers",
+            file=sys.stderr,
+        )
+        return EXIT_FAILURE
+    if not debug:
+        kind = type(error).__name__
+        print(
+            f"error: Something unexpected happened ({kind}: {' '.join(str(error).split())[:300]}).\n"
+            "  fix:   run it again with --debug to see where, and please report it",
+            file=sys.stderr,
+        )
+    return EXIT_BAD_INPUT if isinstance(error, UnicodeDecodeError) else EXIT_FAILURE

@@ -1,0 +1,53 @@
+"""How commands print: data on standard output, notes on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["print_json", "print_table", "set_up_notes"]
+
+
+def set_up_notes(quiet: bool = False) -> None:
+    """Show the library's notes (``note:``) and warnings (``warning:``) on standard error."""
+    logger = logging.getLogger("zoo")
+    logger.handlers = [_Notes()]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        label = "warning" if record.levelno >= logging.WARNING else "note"
+        print(f"{label}: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table on standard output; on a terminal with lines and colours, in a pipe plain and unwrapped."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else 240)
+    table = Table(box=box.ROUNDED if terminal else box.SIMPLE)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    print(title)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

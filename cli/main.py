@@ -1,0 +1,47 @@
+"""The command line: registration only. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from . import inspect, pretrain
+from ._errors import report
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="zoo",
+    help="Pretrain, publish, load and judge self-supervised vision backbones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(pretrain.demo)
+app.command("pretrain")(pretrain.pretrain)
+app.command("runs")(inspect.runs)
+app.add_typer(inspect.recipes, name="recipes")
+app.command("env")(inspect.env)
+
+
+@app.callback()
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")] = False,
+) -> None:
+    """Pretrain, publish, load and judge self-supervised vision backbones."""
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave with the exit code of the contract."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        app(words, standalone_mode=True)
+    except Exception as error:
+        raise SystemExit(report(error, debug)) from None
+    except KeyboardInterrupt as error:
+        raise SystemExit(report(error, debug)) from None

@@ -1,0 +1,102 @@
+"""Data sets that torchvision knows by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from .source import UNLABELLED
+
+__all__ = ["NAMED_SETS", "TorchvisionImages", "data_home", "open_named"]
+
+# name -> (torchvision class, arguments of the training part, arguments of the validation part)
+NAMED_SETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "cifar10": ("CIFAR10", {"train": True}, {"train": False}),
+    "cifar100": ("CIFAR100", {"train": True}, {"train": False}),
+    "stl10": ("STL10", {"split": "train+unlabeled"}, {"split": "test"}),
+    "svhn": ("SVHN", {"split": "train"}, {"split": "test"}),
+    "food101": ("Food101", {"split": "train"}, {"split": "test"}),
+    "flowers102": ("Flowers102", {"split": "train"}, {"split": "test"}),
+    "oxford_pets": ("OxfordIIITPet", {"split": "trainval"}, {"split": "test"}),
+}
+
+
+def data_home() -> Path:
+    """Where data sets are downloaded to: ``$ZOO_DATA``, else a folder in the user's cache."""
+    if os.environ.get("ZOO_DATA"):
+        return Path(os.environ["ZOO_DATA"]).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "zoo" / "datasets"
+
+
+class TorchvisionImages:
+    """A torchvision data set seen as an image source."""
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self.name = name
+        self._dataset = dataset
+        self.classes = tuple(str(c) for c in getattr(dataset, "classes", ()) or ())
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, index: int) -> np.ndarray:
+        try:
+            image, _ = self._dataset[index]
+            return np.array(image.convert("RGB"), dtype=np.uint8)
+        except OSError as error:
+            raise InputError(f"The picture can't be read ({error}).", where=self.where(index)) from error
+
+    def label(self, index: int) -> int:
+        for attribute in ("targets", "labels", "_labels"):
+            values = getattr(self._dataset, attribute, None)
+            if values is not None:
+                return int(values[index])
+        return UNLABELLED
+
+    def where(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "torchvision", "name": self.name, "count": len(self)}
+
+
+def open_named(name: str, split: str, home: Path | None = None) -> TorchvisionImages:
+    """Open a torchvision data set, downloading it if it isn't there and the machine is online.
+
+    torchvision checks the archives' published checksums before it reads them.
+
+    Args:
+        name: a key of ``NAMED_SETS``.
+        split: ``train`` or ``val``.
+        home: the folder that holds data sets; ``data_home()`` by default.
+
+    Raises:
+        InputError: the set is neither there nor to be had.
+    """
+    import torchvision.datasets as datasets
+
+    kind, train, val = NAMED_SETS[name]
+    folder = home or data_home()
+    arguments = train if split == "train" else val
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                dataset = getattr(datasets, kind)(str(folder), download=False, **arguments)
+            except RuntimeError:
+                folder.mkdir(parents=True, exist_ok=True)
+                dataset = getattr(datasets, kind)(str(folder), download=True, **arguments)
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"The data set {name} is not on this machine and could not be downloaded ({error}).",
+            where=folder,
+            fix=f"put torchvision's files of {kind} there, set ZOO_DATA to the folder that has them, "
+            "or pass a folder of images",
+        ) from error
+    return TorchvisionImages(name, dataset)

@@ -1,0 +1,94 @@
+"""From what the user typed after ``--data`` to an image source."""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from .builtin import open_builtin
+from .folder import open_folder, open_list
+from .named import NAMED_SETS, open_named
+from .source import ImageSource
+
+__all__ = ["ConcatImages", "open_source", "open_sources"]
+
+
+def open_source(spec: str, split: str = "train") -> ImageSource:
+    """Open a folder, a text file of paths, ``builtin:NAME`` or a torchvision name.
+
+    Args:
+        spec: what the user typed; a path that exists wins over a name.
+        split: ``train`` or ``val``, for sources that have parts.
+
+    Raises:
+        InputError: nothing by that name, with the nearest name.
+    """
+    path = Path(spec).expanduser()
+    if spec.startswith("builtin:"):
+        return open_builtin(spec, split)
+    if path.is_dir():
+        return open_folder(path, spec)
+    if path.is_file():
+        return open_list(path, spec)
+    if spec in NAMED_SETS:
+        return open_named(spec, split)
+    near = difflib.get_close_matches(spec, [*NAMED_SETS, "builtin:photos"], n=1)
+    raise InputError(
+        "The data is neither a folder, nor a text file of paths, nor a known name.",
+        where=spec,
+        fix=(f"did you mean {near[0]}? " if near else "")
+        + "Known names: builtin:photos, "
+        + ", ".join(NAMED_SETS),
+    )
+
+
+def open_sources(specs: Sequence[str], split: str = "train") -> ImageSource:
+    """Open one or several sources as one collection, in the order given."""
+    if not specs:
+        raise InputError("No data was named.", fix="pass --data FOLDER, or --data builtin:photos")
+    sources = [open_source(spec, split) for spec in specs]
+    return sources[0] if len(sources) == 1 else ConcatImages(sources)
+
+
+class ConcatImages:
+    """Several sources one after the other; labels are kept only when all agree on the classes."""
+
+    def __init__(self, sources: Sequence[ImageSource]) -> None:
+        self.name = " + ".join(source.name for source in sources)
+        self.sources = tuple(sources)
+        self.notes = tuple(note for source in sources for note in getattr(source, "notes", ()))
+        agreed = len({source.classes for source in sources}) == 1
+        self.classes = sources[0].classes if agreed else ()
+        self._ends = np.cumsum([len(source) for source in sources]).tolist()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _locate(self, index: int) -> tuple[ImageSource, int]:
+        which = bisect.bisect_right(self._ends, index)
+        return self.sources[which], index - (self._ends[which - 1] if which else 0)
+
+    def read(self, index: int) -> np.ndarray:
+        source, inner = self._locate(index)
+        return source.read(inner)
+
+    def label(self, index: int) -> int:
+        source, inner = self._locate(index)
+        return source.label(inner) if self.classes else -1
+
+    def where(self, index: int) -> str:
+        source, inner = self._locate(index)
+        return source.where(inner)
+
+    def fingerprint(self) -> dict[str, Any]:
+        parts = [source.fingerprint() for source in self.sources]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return {"kind": "concat", "count": len(self), "sha256": digest, "parts": parts}

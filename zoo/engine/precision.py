@@ -1,0 +1,105 @@
+"""Devices and number formats."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import InputError
+
+__all__ = ["Precision", "choose_device", "choose_precision", "compute_threads", "processors"]
+
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` (a GPU if there is one, then Apple's, then the CPU) or a torch device name.
+
+    Raises:
+        InputError: a device this machine doesn't have.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"The device can't be used ({reason}).", where=f"device: {name}", fix="use cpu or auto") from None
+    return device
+
+
+def _has_fast_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+    return False
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the trunk computes. Losses and codes are float32 at least, whatever this says."""
+
+    name: str
+    device: torch.device
+
+    @property
+    def master_dtype(self) -> torch.dtype:
+        """What parameters are stored in."""
+        return torch.float64 if self.name == "float64" else torch.float32
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Channels-last where the convolutions are faster with it."""
+        if self.name in _HALF or self.device.type == "cuda":
+            return torch.channels_last
+        return torch.contiguous_format
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context that forward passes run in."""
+        if self.name in _HALF:
+            return torch.autocast(self.device.type, dtype=_HALF[self.name])
+        return contextlib.nullcontext()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Loss scaling, which only float16 needs."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.name == "float16")
+
+
+def choose_precision(name: str, device: torch.device) -> Precision:
+    """``auto``: bfloat16 where the hardware computes in it, float16 on other GPUs, else float32."""
+    if name == "auto":
+        if _has_fast_bfloat16(device):
+            name = "bfloat16"
+        else:
+            name = "float16" if device.type == "cuda" else "float32"
+    return Precision(name, device)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def compute_threads(device: torch.device, workers: int) -> Iterator[int]:
+    """On a CPU, leave a processor to each data worker while the context lasts; yields the thread count.
+
+    oneDNN's threads wait for one another by spinning: with fewer processors than busy threads a step
+    takes not twice but a hundred times as long.
+    """
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, processors() - workers))
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,54 @@
+"""The errors a user can meet: what happened, where, and what to do about it."""
+
+from __future__ import annotations
+
+__all__ = ["EXIT_BAD_INPUT", "EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_SAVED", "InputError", "RunError", "ZooError"]
+
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_SAVED = 75  # stopped by a signal with everything saved: resume me (BSD's EX_TEMPFAIL)
+EXIT_INTERRUPTED = 130
+
+
+class ZooError(Exception):
+    """An error with a message for people.
+
+    Args:
+        what: one sentence that says what happened.
+        where: the file, key or field it happened at, if there is one.
+        fix: what the user can do about it.
+    """
+
+    exit_code = EXIT_FAILURE
+
+    def __init__(self, what: str, *, where: object = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where is not None:
+            lines.append(f"  where: {self.where}")
+        if self.fix is not None:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword arguments survive the trip from a data worker to the training process.
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _rebuild(kind: type[ZooError], what: str, where: str | None, fix: str | None) -> ZooError:
+    return kind(what, where=where, fix=fix)
+
+
+class InputError(ZooError):
+    """What the user gave (a file, a key, an option, a folder) can't be used as it is."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class RunError(ZooError):
+    """The input was fine, but the work could not be done (disk, memory, a number that blew up)."""

@@ -1,0 +1,104 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import RunError
+
+__all__ = ["disk_errors", "fsync_path", "read_json", "sha256_of", "write_json", "write_text", "whole_folder"]
+
+_ADVICE = {
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "your quota is used up: free some space, or write to another disk",
+    errno.EROFS: "this disk is read-only: choose another place",
+    errno.EACCES: "you may not write there: choose another place or change its permissions",
+    errno.EPERM: "you may not write there: choose another place or change its permissions",
+}
+
+
+@contextlib.contextmanager
+def disk_errors(doing: str, where: Path) -> Iterator[None]:
+    """Turn an ``OSError`` into a message that says what was being done, where, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"{doing} failed: {reason}.", where=where, fix=_ADVICE.get(error.errno or 0)
+        ) from error
+
+
+def fsync_path(path: Path) -> None:
+    """Make a file's or folder's content survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content in one step."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON for people and programs, in one step."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a UTF-8 JSON file."""
+    return json.loads(path.read_text("utf-8"))
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder that appears complete under its name, or not at all.
+
+    Yields a temporary folder beside ``target``; on success its files are flushed to disk and it is
+    renamed to ``target``, which must not exist.
+    """
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                fsync_path(Path(folder) / name)
+            fsync_path(Path(folder))
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_path(target.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as hexadecimal."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

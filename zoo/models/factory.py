@@ -1,0 +1,50 @@
+"""Trunks by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from ..errors import InputError
+
+__all__ = ["TRUNKS", "create_trunk"]
+
+# name -> (block, blocks in each stage, arguments)
+TRUNKS: dict[str, tuple[str, list[int], dict[str, Any]]] = {
+    "resnet18": ("basic", [2, 2, 2, 2], {}),
+    "resnet34": ("basic", [3, 4, 6, 3], {}),
+    "resnet50": ("bottleneck", [3, 4, 6, 3], {}),
+    "resnet50w2": ("bottleneck", [3, 4, 6, 3], {"base_planes": 128}),
+    "resnet50w4": ("bottleneck", [3, 4, 6, 3], {"base_planes": 256}),
+    "resnet50w5": ("bottleneck", [3, 4, 6, 3], {"base_planes": 320}),
+    "resnet101": ("bottleneck", [3, 4, 23, 3], {}),
+    "resnet152": ("bottleneck", [3, 8, 36, 3], {}),
+}
+
+
+def create_trunk(arch: str, *, stem: str = "imagenet", base_planes: int | None = None) -> Any:
+    """A freshly initialised trunk (draws from torch's global generator).
+
+    Args:
+        arch: a key of ``TRUNKS``.
+        stem: see ``zoo.models.resnet.ResNet``.
+        base_planes: channels of the stem, if not the architecture's own: a narrow or wide variant.
+
+    Raises:
+        InputError: no such architecture, with the nearest name.
+    """
+    from torchvision.models.resnet import BasicBlock, Bottleneck
+
+    from .resnet import ResNet
+
+    if arch not in TRUNKS:
+        near = difflib.get_close_matches(arch, TRUNKS, n=1)
+        raise InputError(
+            "There is no trunk of this name.",
+            where=arch,
+            fix=(f"did you mean {near[0]}? " if near else "") + "Known: " + ", ".join(TRUNKS),
+        )
+    block, layers, arguments = TRUNKS[arch]
+    if base_planes is not None:
+        arguments = {**arguments, "base_planes": base_planes}
+    return ResNet(BasicBlock if block == "basic" else Bottleneck, layers, stem=stem, **arguments)

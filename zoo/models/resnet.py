@@ -1,0 +1,90 @@
+"""Residual networks in torchvision's own class and key names, at every width the zoo needs.
+
+Source: torchvision ``models/resnet.py`` for the structure, SwAV ``src/resnet50.py`` for the widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import ResNet as TorchvisionResNet
+
+__all__ = ["PooledOutput", "ResNet", "stage_features"]
+
+
+class PooledOutput(nn.Identity):
+    """Stands where a classifier would: passes pooled features on and remembers their number."""
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+
+
+class ResNet(TorchvisionResNet):
+    """A torchvision ``ResNet`` whose stem may be narrower, wider or made for small images.
+
+    With the defaults it is the torchvision network. ``forward`` gives pooled features, (N,
+    ``num_features``), while ``fc`` is the ``PooledOutput`` it starts with.
+
+    Args:
+        block: torchvision's ``BasicBlock`` or ``Bottleneck``.
+        layers: blocks in each of the four stages.
+        base_planes: channels of the stem; stage i has ``base_planes * 2**i`` (times the block's
+            expansion). 64 in the standard network, 128 in the "w2" one.
+        width_per_group: a bottleneck's inner width is ``int(planes * width_per_group / 64) * groups``.
+        groups: groups of the bottleneck's 3x3 convolution (ResNeXt).
+        stem: ``imagenet`` (7x7, stride 2, max pooling), ``small`` (3x3, stride 1, no pooling: for
+            images of about 32 pixels) or ``medium`` (3x3, stride 1, max pooling: about 64 pixels).
+        norm_layer: the normalisation; BatchNorm2d by default.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        layers: list[int],
+        *,
+        base_planes: int = 64,
+        width_per_group: int = 64,
+        groups: int = 1,
+        stem: str = "imagenet",
+        norm_layer: Callable[..., nn.Module] | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # the parent's constructor knows one stem width only
+        self._norm_layer = norm_layer or nn.BatchNorm2d
+        self.inplanes = base_planes
+        self.dilation = 1
+        self.groups = groups
+        self.base_width = width_per_group
+        if stem == "imagenet":
+            self.conv1 = nn.Conv2d(3, base_planes, kernel_size=7, stride=2, padding=3, bias=False)
+        elif stem in ("small", "medium"):
+            self.conv1 = nn.Conv2d(3, base_planes, kernel_size=3, stride=1, padding=1, bias=False)
+        else:
+            raise ValueError(f"stem {stem!r} is none of imagenet, medium, small")
+        self.bn1 = self._norm_layer(base_planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if stem == "small" else nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = self._make_layer(block, base_planes, layers[0])
+        self.layer2 = self._make_layer(block, base_planes * 2, layers[1], stride=2)
+        self.layer3 = self._make_layer(block, base_planes * 4, layers[2], stride=2)
+        self.layer4 = self._make_layer(block, base_planes * 8, layers[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.num_features = base_planes * 8 * block.expansion
+        self.fc = PooledOutput(self.num_features)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def stage_features(trunk: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The maps after the stem and each stage: ``stem`` and ``layer1`` .. ``layer4``, (N, C, H, W)."""
+    x = trunk.maxpool(trunk.relu(trunk.bn1(trunk.conv1(images))))
+    maps = {"stem": x}
+    for name in ("layer1", "layer2", "layer3", "layer4"):
+        x = getattr(trunk, name)(x)
+        maps[name] = x
+    return maps

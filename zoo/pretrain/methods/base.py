@@ -1,0 +1,72 @@
+"""What the engine asks of a method: heads, a loss and their state around a trunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...data.loader import Batch
+
+__all__ = ["Method", "encode"]
+
+
+class Method(nn.Module):
+    """Base class: a trunk with heads that turns a batch of views into a loss.
+
+    ``state_dict()`` is the state shared by all processes; what belongs to one process (a queue) goes
+    through ``local_state``. The engine calls, in this order: ``on_epoch_start`` at the first step of an
+    epoch, then for each step ``before_step``, ``step``, ``before_update`` (gradients are there),
+    ``after_step``.
+    """
+
+    trunk: nn.Module
+
+    def param_groups(self, exclude_one_dimensional: bool) -> list[dict[str, Any]]:
+        """Parameter groups for the optimizer; by default all parameters alike."""
+        from ...optim.groups import split_one_dimensional
+
+        if exclude_one_dimensional:
+            return split_one_dimensional(self.named_parameters())
+        return [{"params": list(self.parameters())}]
+
+    def on_epoch_start(self, epoch: int) -> None:
+        """Called at step 0 of an epoch, epochs counted from 0."""
+
+    def before_step(self, step: int, epoch: int) -> None:
+        """Called before the forward pass of a step, counted from 0 over the whole run."""
+
+    def step(self, views: list[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of one batch, and figures for the log.
+
+        Args:
+            views: normalised images on the device, one tensor for each run of views of one size.
+            batch: ids and labels of the images.
+        """
+        raise NotImplementedError
+
+    def before_update(self, step: int) -> None:
+        """Called between the backward pass and the optimizer."""
+
+    def after_step(self, step: int) -> None:
+        """Called after the optimizer."""
+
+    def embed(self, images: torch.Tensor) -> torch.Tensor:
+        """Pooled trunk features (N, F) of normalised images."""
+        return self.trunk(images)  # type: ignore[no-any-return]
+
+    def local_state(self) -> dict[str, Any]:
+        """State of this process alone."""
+        return {}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Take ``local_state`` back."""
+
+
+def encode(trunk: nn.Module, views: list[torch.Tensor]) -> torch.Tensor:
+    """One trunk pass for each resolution: pooled features of all views, (V * B, F), crop-major.
+
+    BatchNorm therefore sees each resolution as a batch of its own, as in the reference.
+    """
+    return torch.cat([trunk(group) for group in views])

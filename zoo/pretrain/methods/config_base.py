@@ -1,0 +1,45 @@
+"""What a recipe's ``method`` section has in common for all methods. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["MethodConfig", "RunShape", "Strict"]
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused; values are frozen once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """The sizes of a run that a method's settings are held against."""
+
+    views: int
+    batch_size: int
+    world_size: int
+    steps_per_epoch: int
+    epochs: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+
+class MethodConfig(Strict):
+    """Base of all method configs."""
+
+    name: str
+
+    def check(self, shape: RunShape) -> Iterator[str]:
+        """Warnings about settings that don't fit the run.
+
+        Raises:
+            InputError: a setting that can't work.
+        """
+        return iter(())

@@ -1,0 +1,97 @@
+"""SwAV: swapped prediction of Sinkhorn codes. Source: the paper and ``main_swav.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ...data.loader import Batch
+from ...engine.collectives import Collectives
+from ...models.heads import Prototypes, projection_head
+from ..losses.sinkhorn import harden, promote, sinkhorn
+from ..losses.swav import swapped_prediction_loss
+from .base import Method, encode
+from .config_base import RunShape
+from .swav_config import SwAVConfig
+
+__all__ = ["SwAV"]
+
+
+class SwAV(Method):
+    """A trunk, a projection head, prototypes and, if wanted, a queue of past embeddings.
+
+    Args:
+        trunk: (N, 3, H, W) -> pooled features (N, ``num_features``).
+        config: the recipe's ``method`` section.
+        shape: the run's sizes; the queue is cut to a multiple of the batch.
+        world: the processes that share the batch.
+    """
+
+    queue: torch.Tensor
+
+    def __init__(self, trunk: nn.Module, config: SwAVConfig, shape: RunShape, world: Collectives) -> None:
+        super().__init__()
+        self.config = config
+        self.world = world
+        self.trunk = trunk
+        self.projection_head = projection_head(int(trunk.num_features), config.hidden, config.dim)  # type: ignore[arg-type]
+        self.prototypes = Prototypes(config.dim, config.prototypes)
+        # Newest first; one row block for each assigning crop. It belongs to this process.
+        rows = config.rounded_queue(shape) // world.world_size
+        self.register_buffer(
+            "queue", torch.zeros(len(config.crops_for_assign), rows, config.dim), persistent=False
+        )
+        self._queue_rows_filled = 0
+        self._queue_on = False
+
+    def before_step(self, step: int, epoch: int) -> None:
+        self.prototypes.normalize()
+        self._queue_on = self.queue.shape[1] > 0 and epoch >= self.config.queue_start_epoch
+
+    def step(self, views: list[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        embeddings, scores = self(views)
+        codes = self.codes(embeddings.detach(), scores.detach(), batch.size)
+        loss = swapped_prediction_loss(scores, codes, self.config.crops_for_assign, self.config.temperature)
+        return loss, {}
+
+    def forward(self, views: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Unit-length embeddings (V * B, D) and scores against the prototypes (V * B, K), crop-major."""
+        projected = self.projection_head(encode(self.trunk, views))
+        # Scores are divided by epsilon and exponentiated: half precision would show.
+        with torch.autocast(projected.device.type, enabled=False):
+            embeddings = F.normalize(promote(projected), dim=1, p=2)
+            return embeddings, self.prototypes(embeddings)
+
+    @torch.no_grad()
+    def codes(self, embeddings: torch.Tensor, scores: torch.Tensor, batch: int) -> list[torch.Tensor]:
+        """Each assigning crop's codes, (B, K); fills the queue on the way."""
+        out = []
+        use_queue = self._queue_on and self._queue_rows_filled >= self.queue.shape[1]
+        for index, crop in enumerate(self.config.crops_for_assign):
+            rows = slice(crop * batch, (crop + 1) * batch)
+            assigned = scores[rows]
+            if use_queue:
+                with torch.autocast(assigned.device.type, enabled=False):
+                    past = self.prototypes(self.queue[index])
+                assigned = torch.cat((past, assigned))
+            if self._queue_on:
+                self.queue[index] = torch.cat((embeddings[rows], self.queue[index, :-batch]))
+            q = sinkhorn(assigned, self.config.epsilon, self.config.sinkhorn_iterations, self.world)[-batch:]
+            out.append(harden(q) if self.config.codes == "hard" else q)
+        if self._queue_on:
+            self._queue_rows_filled = min(self._queue_rows_filled + batch, self.queue.shape[1])
+        return out
+
+    def before_update(self, step: int) -> None:
+        if step < self.config.freeze_prototypes_steps or not self.config.learn_prototypes:
+            self.prototypes.weight.grad = None  # no gradient: no momentum and no decay either
+
+    def local_state(self) -> dict[str, Any]:
+        return {"queue": self.queue, "queue_rows_filled": self._queue_rows_filled}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        self.queue.copy_(state["queue"])
+        self._queue_rows_filled = int(state["queue_rows_filled"])

@@ -1,0 +1,243 @@
+"""From a recipe's name, ``extends`` and ``--set`` to one checked recipe whose values know their source."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ..errors import InputError
+from .config import Recipe
+from .methods import method_config_class
+
+__all__ = ["Resolved", "differences", "list_recipes", "parse_assignments", "resolve"]
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked recipe, and for each dotted key where its value came from."""
+
+    recipe: Recipe
+    sources: dict[str, str]
+
+    def to_yaml(self) -> str:
+        """The whole recipe as YAML that can be used again, each value with its source as a comment."""
+        lines = [f"# {self.recipe.name}: every value, and where it came from"]
+        lines += _yaml_lines(self.recipe.to_dict(), "", self.sources)
+        return "\n".join(lines) + "\n"
+
+
+def _yaml_lines(tree: Mapping[str, Any], prefix: str, sources: Mapping[str, str]) -> Iterator[str]:
+    indent = "  " * prefix.count(".")
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield f"{indent}{key}:"
+            yield from _yaml_lines(value, f"{path}.", sources)
+        else:
+            yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}  # {sources.get(path, _DEFAULT)}"
+
+
+def list_recipes() -> dict[str, str]:
+    """The recipes that come with the package: name -> summary."""
+    found = {}
+    for file in resources.files(__package__).joinpath("recipes").iterdir():
+        if file.name.endswith(".yaml"):
+            name = file.name.removesuffix(".yaml")
+            found[name] = str(_parse(file.read_text("utf-8"), name).get("summary", ""))
+    return dict(sorted(found.items()))
+
+
+def resolve(
+    recipe: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Read, extend, override and check a recipe.
+
+    Args:
+        recipe: a packaged recipe's name, a YAML file, or a mapping.
+        overrides: dotted key -> value, from ``--set`` (strings are read as YAML).
+        options: dotted key -> value, from a command's own flags; they win.
+
+    Raises:
+        InputError: an unknown recipe or key (with the nearest name), or a value that doesn't fit.
+    """
+    tree: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, layer in _layers(recipe, ()):
+        _merge(tree, layer, source, sources, "")
+    for label, values in (("--set", overrides or {}), ("option", options or {})):
+        for key, value in values.items():
+            _merge(tree, _nested(key, _value(value)), label, sources, "")
+    try:
+        checked = Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, tree, sources) from None
+    return Resolved(checked, sources)
+
+
+def differences(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (value in the first, value in the second) where they differ; None where absent."""
+    old, new = _flat(first.to_dict(), ""), _flat(second.to_dict(), "")
+    keys = dict.fromkeys((*old, *new))
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return out
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
+    """``["a.b=1", ...]`` as typed after ``--set`` into a mapping."""
+    out = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.strip():
+            raise InputError("This is not of the form key=value.", where=f"--set {pair}")
+        out[key.strip()] = value
+    return out
+
+
+def _value(value: Any) -> Any:
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _merge(
+    tree: dict[str, Any], layer: Mapping[str, Any], source: str, sources: dict[str, str], prefix: str
+) -> None:
+    for key, value in layer.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and isinstance(tree.setdefault(key, {}), dict):
+            _merge(tree[key], value, source, sources, f"{path}.")
+        else:
+            tree[key] = value
+            sources[path] = source
+
+
+def _layers(recipe: str | Path | Mapping[str, Any], seen: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
+    """(source, content) from the farthest ancestor to the recipe itself."""
+    if isinstance(recipe, Mapping):
+        source, content, folder = "given", dict(recipe), Path()
+        content.setdefault("name", "custom")
+    else:
+        source, text, folder = _find(str(recipe))
+        content = _parse(text, source)
+        content.setdefault("name", Path(source).stem)
+    if source in seen:
+        raise InputError(f"Recipes extend one another in a circle: {' -> '.join((*seen, source))}.")
+    parent = content.pop("extends", None)
+    if parent is None:
+        return [(source, content)]
+    beside = folder / str(parent)
+    target = beside if beside.suffix in (".yaml", ".yml") else str(parent)
+    return [*_layers(target, (*seen, source)), (source, content)]
+
+
+def _find(name: str) -> tuple[str, str, Path]:
+    """(name for messages, text, folder that relative ``extends`` start from)."""
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return str(path), path.read_text("utf-8"), path.parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"The recipe can't be read ({error}).", where=path) from None
+    packaged = resources.files(__package__).joinpath("recipes", f"{name}.yaml")
+    if "/" not in name and packaged.is_file():
+        return name, packaged.read_text("utf-8"), Path()
+    known = list_recipes()
+    near = difflib.get_close_matches(name, known, n=1)
+    raise InputError(
+        "There is no recipe of this name.",
+        where=name,
+        fix=(f"did you mean {near[0]}? " if near else "")
+        + f"Known: {', '.join(known)}; or pass a file that ends in .yaml",
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice."""
+
+
+def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]  # type: ignore[no-untyped-call]
+    double = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
+    if double is not None:
+        raise yaml.constructor.ConstructorError(None, None, f"the key {double!r} is given twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise InputError(f"The recipe is not valid YAML ({' '.join(str(error).split())}).", where=source) from None
+    if not isinstance(content, dict):
+        raise InputError("A recipe is a mapping of keys to values.", where=source)
+    return content
+
+
+def _explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[str, str]) -> InputError:
+    """The first problem, in a sentence with key, source and advice."""
+    problems = error.errors()
+    problem = problems[0]
+    parts = [str(part) for part in problem["loc"]]
+    key = ".".join(part for part in parts if not part.isdigit()) or "recipe"
+    if key == "method" and isinstance(problem.get("ctx", {}).get("error"), ValidationError):
+        return _explain(problem["ctx"]["error"], tree, sources)
+    source = sources.get(key) or next((s for k, s in sources.items() if k.startswith(f"{key}.")), None)
+    where = key + (f" (from {source})" if source else "")
+    more = f" ({len(problems) - 1} more problems after this one)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        names = _names_at(parts[:-1], tree)
+        near = difflib.get_close_matches(parts[-1], names, n=1)
+        elsewhere = [p for p in _all_keys() if p.split(".")[-1] == parts[-1]]
+        meant = near[0] if near else elsewhere[0] if elsewhere else None
+        advice = f"did you mean {meant}? " if meant else ""
+        return InputError(
+            f"The recipe has an unknown key{more}.", where=where, fix=f"{advice}Known here: {', '.join(names)}"
+        )
+    if problem["type"] == "missing":
+        return InputError(f"The recipe lacks a key{more}.", where=where, fix="add it, or extend another recipe")
+    message = problem["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(problem["input"], dict | BaseModel) else f", not {problem['input']!r}"
+    return InputError(f"A value in the recipe doesn't fit: {message}{value}{more}.", where=where)
+
+
+def _names_at(parts: list[str], tree: Mapping[str, Any]) -> list[str]:
+    model: Any = Recipe
+    for part in parts:
+        if part == "method":
+            model = method_config_class(str(tree["method"]["name"]))
+        else:
+            model = model.model_fields[part].annotation
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _all_keys() -> Iterator[str]:
+    for name, field in Recipe.model_fields.items():
+        if name != "method" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)
+        else:
+            yield name

@@ -1,0 +1,45 @@
+"""Named tensors on disk: safetensors, with errors that the rest of the zoo understands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from .errors import InputError
+
+__all__ = ["read_safetensors", "write_safetensors"]
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write tensors to a new file, readable by everyone (safetensors itself makes it private).
+
+    Raises:
+        OSError: what the disk said; safetensors hides it in an exception of its own.
+    """
+    try:
+        # One metadata key only: with several the bytes would differ from save to save.
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        match = re.search(r"os error (\d+)", str(error))
+        if match:
+            raise OSError(int(match[1]), str(error), str(path)) from error
+        raise
+    path.chmod(0o644)
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors of a file.
+
+    Raises:
+        InputError: not a safetensors file, or a damaged one.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"This is not a whole safetensors file ({error}).", where=path) from None
+    except OSError as error:
+        raise InputError(f"The file can't be read ({error.strerror or error}).", where=path) from None
