@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from zoo.errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, ZooError
+from zoo.errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, Stopped, ZooError
 
 __all__ = ["report"]
 
@@ -19,7 +19,8 @@ def report(error: BaseException, debug: bool) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     if isinstance(error, ZooError):
-        print(f"error: {error}", file=sys.stderr)
+        label = "stopped" if isinstance(error, Stopped) else "error"
+        print(f"{label}: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has seen enough. Python would complain again at exit.

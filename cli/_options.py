@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-__all__ = ["Debug", "Device", "Json", "Out", "Precision", "Progress", "Quiet", "Seed", "Sets", "Workers"]
+__all__ = ["Device", "Json", "Out", "Precision", "Progress", "Quiet", "Seed", "Sets", "Workers"]
 
 Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this annotation at run time

@@ -29,7 +29,9 @@ app.command("env")(inspect.env)
 
 @app.callback()
 def main(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")
+    ] = False,
 ) -> None:
     """Pretrain, publish, load and judge self-supervised vision backbones."""
 

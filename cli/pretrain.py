@@ -27,7 +27,9 @@ def pretrain(
     ] = None,
     resume: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--resume", metavar="RUN", help="Go on with a stopped run, or extend it (--set epochs=N)."),
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with a stopped run, or extend it (--set epochs=N)."
+        ),
     ] = None,
     init_from: Annotated[
         Optional[str],  # noqa: UP045
@@ -95,14 +97,9 @@ def pretrain(
             init_from=init_from,
             progress=progress,
         )
+    result.require_finished()
     if not as_json:
-        state = "finished" if result.exit_code == 0 else "stopped and saved"
-        print(f"{result.path}: {state} at step {result.step} of {result.total_steps}")
-    if result.exit_code:
-        import sys
-
-        print(f"go on with: zoo pretrain --resume {result.path}", file=sys.stderr)
-        raise typer.Exit(result.exit_code)
+        print(f"{result.path}: finished, {result.total_steps} steps")
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +120,9 @@ def demo(
     if as_json:
         print_json(result)
         return
-    rows = [{"features": row["features"], "kNN top-1": f"{100 * row['top1']:.1f} %"} for row in result["rows"]]
+    rows = [
+        {"features": row["features"], "kNN top-1": f"{100 * row['top1']:.1f} %"} for row in result["rows"]
+    ]
     print_table(
         f"Weighted kNN on builtin:photos ({result['classes']} photographs, {result['val_images']} patches, "
         f"k {result['k']}, seed {result['seed']})",

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["EXIT_BAD_INPUT", "EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_SAVED", "InputError", "RunError", "ZooError"]
+__all__ = [
+    "EXIT_BAD_INPUT",
+    "EXIT_FAILURE",
+    "EXIT_INTERRUPTED",
+    "EXIT_SAVED",
+    "InputError",
+    "RunError",
+    "Stopped",
+    "ZooError",
+]
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
@@ -48,6 +57,20 @@ class InputError(ZooError):
     """What the user gave (a file, a key, an option, a folder) can't be used as it is."""
 
     exit_code = EXIT_BAD_INPUT
+
+
+class Stopped(ZooError):
+    """A signal asked the work to stop; everything is saved.
+
+    Args:
+        what: what was stopped, and where it stands.
+        exit_code: 75, or 130 after Ctrl-C.
+        fix: how to go on.
+    """
+
+    def __init__(self, what: str, *, exit_code: int, fix: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.exit_code = exit_code
 
 
 class RunError(ZooError):

@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import RunError
 
-__all__ = ["disk_errors", "fsync_path", "read_json", "sha256_of", "write_json", "write_text", "whole_folder"]
+__all__ = ["disk_errors", "fsync_path", "read_json", "sha256_of", "whole_folder", "write_json", "write_text"]
 
 _ADVICE = {
     errno.ENOSPC: "free some space, or write to another disk",

@@ -46,7 +46,7 @@ def test_is_an_image_source_of_patches(splits):
 def test_classes_are_balanced_in_any_prefix(splits, split, count):
     source = splits[split]
     labels = [source.label(index) for index in range(len(source))]
-    assert Counter(labels) == {label: count for label in range(len(source.classes))}
+    assert Counter(labels) == dict.fromkeys(range(len(source.classes)), count)
     assert sorted(labels[: len(source.classes)]) == list(range(len(source.classes)))
 
 

@@ -15,7 +15,23 @@ from ..errors import InputError
 __all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "decode_image"]
 
 IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .apng .webp .gif .tif .tiff .bmp .ppm .pgm .mpo .avif".split()
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".apng",
+        ".webp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".bmp",
+        ".ppm",
+        ".pgm",
+        ".mpo",
+        ".avif",
+    ]
 )
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 

@@ -105,7 +105,7 @@ def open_folder(folder: Path, name: str | None = None) -> FileImages:
     names = sorted({first for first in firsts if first is not None})
     labelled = len(names) > 0 and None not in firsts
     index_of = {first: index for index, first in enumerate(names)}
-    notes = ()
+    notes: tuple[str, ...] = ()
     if hidden:
         shown = ", ".join(sorted(hidden)[:3]) + (", ..." if len(hidden) > 3 else "")
         notes = (f"skipped {len(hidden)} hidden entr{'y' if len(hidden) == 1 else 'ies'} ({shown})",)
@@ -177,7 +177,9 @@ def open_list(file: Path, name: str | None = None) -> FileImages:
     if not lines:
         raise InputError("The list of images is empty.", where=file)
     root = file.parent
-    absent = [(number, line) for number, line in lines if not os.path.isfile(os.path.join(os.fsencode(root), line))]
+    absent = [
+        (number, line) for number, line in lines if not os.path.isfile(os.path.join(os.fsencode(root), line))
+    ]
     if absent:
         shown = "; ".join(f"line {number}: {os.fsdecode(line)}" for number, line in absent[:3])
         raise InputError(

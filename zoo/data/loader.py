@@ -19,7 +19,7 @@ from .source import ImageSource
 from .views.apply import apply_view
 from .views.params import DRAWS_PER_VIEW, ViewPlan, draw_view
 
-__all__ = ["Batch", "BadFile", "EpochOrder", "view_batches"]
+__all__ = ["BadFile", "Batch", "EpochOrder", "view_batches"]
 
 _SUBSTITUTES = 20
 
@@ -158,7 +158,7 @@ class _ViewDataset(Dataset[Any]):
         )
 
 
-def _identity(batch: Batch | ZooError) -> Batch | ZooError:
+def _identity(batch: Any) -> Any:
     return batch
 
 

@@ -65,11 +65,12 @@ class CheckpointFolder:
             RunError: the disk is full or read-only; earlier checkpoints are untouched.
         """
         target = self.path(step)
-        if target.exists():  # the step was saved before (a stop right after a regular save)
+        if target.exists() and self._is_whole(step):  # a stop right after a regular save
             return target
         with disk_errors("Saving a checkpoint", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
+            shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
             with whole_folder(target) as temporary:
                 for name, state in (("global", shared), ("rank-0", local)):
                     plain, tensors = pack(state)
@@ -81,6 +82,13 @@ class CheckpointFolder:
             for old in self.steps()[: -self.keep]:
                 shutil.rmtree(self.path(old), ignore_errors=True)
         return target
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self.load(step)
+        except InputError:
+            return False
+        return True
 
     def _sweep(self) -> None:
         """Remove what a killed process left half-written."""
@@ -117,7 +125,7 @@ class CheckpointFolder:
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that verifies, and what was wrong with newer ones."""
-        problems = []
+        problems: list[str] = []
         for step in reversed(self.steps()):
             try:
                 return self.load(step), problems

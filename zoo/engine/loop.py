@@ -73,6 +73,9 @@ class Callback:
     def on_end(self, loop: Loop) -> None:
         """After the last step, or after a stop that was asked for."""
 
+    def close(self) -> None:
+        """Let go of files and the terminal; called last, also after an error."""
+
 
 @dataclass
 class Loop:
@@ -116,13 +119,17 @@ class Loop:
             RunError: the loss is not finite (the weights are as before that step), or the disk failed.
         """
         self.learner.train()
-        for callback in self.callbacks:
-            callback.on_start(self)
-        if self.step < self.total_steps:
-            self._train(stop)
-        self.save()
-        for callback in self.callbacks:
-            callback.on_end(self)
+        try:
+            for callback in self.callbacks:
+                callback.on_start(self)
+            if self.step < self.total_steps:
+                self._train(stop)
+            self.save()
+            for callback in self.callbacks:
+                callback.on_end(self)
+        finally:
+            for callback in self.callbacks:
+                callback.close()
 
     def _train(self, stop: StopRequest) -> None:
         began = time.perf_counter()

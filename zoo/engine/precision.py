@@ -31,7 +31,9 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"The device can't be used ({reason}).", where=f"device: {name}", fix="use cpu or auto") from None
+        raise InputError(
+            f"The device can't be used ({reason}).", where=f"device: {name}", fix="use cpu or auto"
+        ) from None
     return device
 
 
@@ -77,10 +79,8 @@ class Precision:
 def choose_precision(name: str, device: torch.device) -> Precision:
     """``auto``: bfloat16 where the hardware computes in it, float16 on other GPUs, else float32."""
     if name == "auto":
-        if _has_fast_bfloat16(device):
-            name = "bfloat16"
-        else:
-            name = "float16" if device.type == "cuda" else "float32"
+        fallback = "float16" if device.type == "cuda" else "float32"
+        name = "bfloat16" if _has_fast_bfloat16(device) else fallback
     return Precision(name, device)
 
 

@@ -72,8 +72,9 @@ class RichProgress(Callback):
         self._task: Any = None
 
     def on_start(self, loop: Loop) -> None:
-        fields = {"epoch": "-", "loss": "-", "lr": "-", "speed": "-"}
-        self._task = self._bar.add_task("steps", total=loop.total_steps, completed=loop.step, **fields)
+        self._task = self._bar.add_task(
+            "steps", total=loop.total_steps, completed=loop.step, epoch="-", loss="-", lr="-", speed="-"
+        )
         self._bar.start()
 
     def on_step(self, record: StepRecord) -> None:
@@ -87,7 +88,7 @@ class RichProgress(Callback):
             speed=f"{self._window.images_per_second:.0f}",
         )
 
-    def on_end(self, loop: Loop) -> None:
+    def close(self) -> None:
         self._bar.stop()
 
 

@@ -60,7 +60,7 @@ class MetricsLog(Callback):
     def on_step(self, record: StepRecord) -> None:
         self._lines.write(step_line(record))
 
-    def on_end(self, loop: Loop) -> None:
+    def close(self) -> None:
         self._lines.close()
 
 
@@ -100,5 +100,5 @@ class BadFileLog(Callback):
     def on_step(self, record: StepRecord) -> None:
         self._step = record.step + 1
 
-    def on_end(self, loop: Loop) -> None:
+    def close(self) -> None:
         self._lines.close()

@@ -19,8 +19,7 @@ class _CentralTapConv2d(nn.Conv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.shape[-1] != 1 or input.shape[-2] != 1:
             return super().forward(input)
-        at = self.padding[0]
-        tap = self.weight[:, :, at : at + 1, at : at + 1]  # type: ignore[misc]
+        tap = self.weight[:, :, 1:2, 1:2]
         return F.conv2d(input, tap, self.bias, groups=self.groups)
 
 

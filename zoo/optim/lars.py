@@ -63,7 +63,7 @@ class LARS(torch.optim.Optimizer):
                 continue
             grads = self._adapted(group, params)
             buffers = []
-            for param, grad in zip(params, grads, strict=True):
+            for param in params:
                 state = self.state[param]
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(param)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, field_validator
-from pydantic import model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 
 from ..data.views.params import CropSpec, ViewPlan
 from .methods import method_config_class
@@ -32,11 +39,11 @@ class ViewsConfig(Strict):
     min_scale: tuple[PositiveFloat, ...] = (0.14, 0.05)
     max_scale: tuple[PositiveFloat, ...] = (1.0, 0.14)
     ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
-    flip_p: float = Field(0.5, ge=0, le=1)
+    flip_p: float = Field(default=0.5, ge=0, le=1)
     jitter: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, float] = (0.8, 0.8, 0.8, 0.2)
-    jitter_p: float = Field(0.8, ge=0, le=1)
-    gray_p: float = Field(0.2, ge=0, le=1)
-    blur_p: float = Field(0.5, ge=0, le=1)
+    jitter_p: float = Field(default=0.8, ge=0, le=1)
+    gray_p: float = Field(default=0.2, ge=0, le=1)
+    blur_p: float = Field(default=0.5, ge=0, le=1)
     blur_radius: tuple[NonNegativeFloat, NonNegativeFloat] = (0.1, 2.0)
     mean: Triple = (0.485, 0.456, 0.406)
     std: Triple = (0.228, 0.224, 0.225)
@@ -73,7 +80,7 @@ class OptimizerConfig(Strict):
     name: Literal["lars", "sgd", "adamw"] = "lars"
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 1e-6
-    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
     trust: PositiveFloat = 0.001
     exclude_one_dimensional: bool = False
@@ -92,7 +99,7 @@ class DataConfig(Strict):
 
     sources: tuple[str, ...] = ()
     on_error: Literal["error", "skip"] = "error"
-    workers: int | None = Field(None, ge=0)
+    workers: int | None = Field(default=None, ge=0)
 
 
 class CheckpointConfig(Strict):
@@ -106,7 +113,7 @@ class CheckpointConfig(Strict):
 class Recipe(Strict):
     """A whole recipe. ``batch_size`` is over all processes; learning rates are used as they stand."""
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
     summary: str = ""
     method: SerializeAsAny[MethodConfig]
@@ -116,7 +123,7 @@ class Recipe(Strict):
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: PositiveInt
     batch_size: int = Field(ge=2)
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     data: DataConfig = DataConfig()

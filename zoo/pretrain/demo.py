@@ -10,7 +10,9 @@ from ..data.open import open_source
 from ..probe.features import evaluation_images, extract_features, pixel_features
 from ..probe.knn import knn_accuracy
 from .methods.config_base import RunShape
+from .resolve import resolve
 from .run import build_method, start
+from .rundir import RunFolder
 
 __all__ = ["run_demo"]
 
@@ -35,12 +37,7 @@ def run_demo(seed: int = 0, out: str | Path | None = None, progress: str = "auto
     began = time.monotonic()
     result = start(_RECIPE, data=_DATA, out=out, options={"seed": seed}, progress=progress)
     seconds = time.monotonic() - began
-    if result.exit_code:
-        raise SystemExit(result.exit_code)
-
-    from .resolve import resolve
-    from .rundir import RunFolder
-
+    result.require_finished()
     recipe = resolve(RunFolder(result.path).recipe).recipe
     shape = RunShape(
         views=sum(recipe.views.count), batch_size=recipe.batch_size, world_size=1, steps_per_epoch=1, epochs=1
@@ -51,7 +48,11 @@ def run_demo(seed: int = 0, out: str | Path | None = None, progress: str = "auto
     queries, query_labels = evaluation_images(val, _SIDE, _SIDE)
     norms = (recipe.views.mean, recipe.views.std)
     rows = []
-    for name, trunk in (("raw pixels", None), ("random backbone", untrained), ("pretrained", result.method.trunk)):
+    for name, trunk in (
+        ("raw pixels", None),
+        ("random backbone", untrained),
+        ("pretrained", result.method.trunk),
+    ):
         features = [
             pixel_features(images, *norms) if trunk is None else extract_features(trunk, images, *norms)
             for images in (queries, bank)

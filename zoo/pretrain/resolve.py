@@ -133,7 +133,9 @@ def _merge(
             sources[path] = source
 
 
-def _layers(recipe: str | Path | Mapping[str, Any], seen: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
+def _layers(
+    recipe: str | Path | Mapping[str, Any], seen: tuple[str, ...]
+) -> list[tuple[str, dict[str, Any]]]:
     """(source, content) from the farthest ancestor to the recipe itself."""
     if isinstance(recipe, Mapping):
         source, content, folder = "given", dict(recipe), Path()
@@ -160,7 +162,7 @@ def _find(name: str) -> tuple[str, str, Path]:
             return str(path), path.read_text("utf-8"), path.parent
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"The recipe can't be read ({error}).", where=path) from None
-    packaged = resources.files(__package__).joinpath("recipes", f"{name}.yaml")
+    packaged = resources.files(__package__) / "recipes" / f"{name}.yaml"
     if "/" not in name and packaged.is_file():
         return name, packaged.read_text("utf-8"), Path()
     known = list_recipes()
@@ -181,7 +183,9 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     keys = [loader.construct_object(key) for key, _ in node.value]  # type: ignore[no-untyped-call]
     double = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
     if double is not None:
-        raise yaml.constructor.ConstructorError(None, None, f"the key {double!r} is given twice", node.start_mark)
+        raise yaml.constructor.ConstructorError(
+            None, None, f"the key {double!r} is given twice", node.start_mark
+        )
     return loader.construct_mapping(node, deep=True)
 
 
@@ -192,7 +196,9 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         content = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise InputError(f"The recipe is not valid YAML ({' '.join(str(error).split())}).", where=source) from None
+        raise InputError(
+            f"The recipe is not valid YAML ({' '.join(str(error).split())}).", where=source
+        ) from None
     if not isinstance(content, dict):
         raise InputError("A recipe is a mapping of keys to values.", where=source)
     return content
@@ -216,10 +222,14 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[s
         meant = near[0] if near else elsewhere[0] if elsewhere else None
         advice = f"did you mean {meant}? " if meant else ""
         return InputError(
-            f"The recipe has an unknown key{more}.", where=where, fix=f"{advice}Known here: {', '.join(names)}"
+            f"The recipe has an unknown key{more}.",
+            where=where,
+            fix=f"{advice}Known here: {', '.join(names)}",
         )
     if problem["type"] == "missing":
-        return InputError(f"The recipe lacks a key{more}.", where=where, fix="add it, or extend another recipe")
+        return InputError(
+            f"The recipe lacks a key{more}.", where=where, fix="add it, or extend another recipe"
+        )
     message = problem["msg"].removeprefix("Value error, ")
     value = "" if isinstance(problem["input"], dict | BaseModel) else f", not {problem['input']!r}"
     return InputError(f"A value in the recipe doesn't fit: {message}{value}{more}.", where=where)
@@ -237,7 +247,11 @@ def _names_at(parts: list[str], tree: Mapping[str, Any]) -> list[str]:
 
 def _all_keys() -> Iterator[str]:
     for name, field in Recipe.model_fields.items():
-        if name != "method" and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if (
+            name != "method"
+            and isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+        ):
             yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)
         else:
             yield name

@@ -24,7 +24,7 @@ from ..engine.precision import Precision, choose_device, choose_precision, compu
 from ..engine.progress import choose_progress
 from ..engine.signals import StopRequest
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
-from ..errors import InputError
+from ..errors import InputError, Stopped
 from ..models.factory import create_trunk
 from ..models.small_maps import use_central_tap
 from ..optim.lars import LARS
@@ -61,6 +61,15 @@ class RunResult:
     bad_files: int
     method: Method
 
+    def require_finished(self) -> None:
+        """Raise ``Stopped`` if a signal ended the run early."""
+        if self.exit_code:
+            raise Stopped(
+                f"The run was stopped and saved at step {self.step} of {self.total_steps}.",
+                exit_code=self.exit_code,
+                fix=f"go on with: zoo pretrain --resume {self.path}",
+            )
+
 
 def start(
     recipe: str | Path | Mapping[str, Any] = "swav_tiny",
@@ -92,7 +101,7 @@ def start(
     flags = dict(options or {})
     if data is not None:
         flags["data.sources"] = [data] if isinstance(data, str) else list(data)
-    resolved = resolve(recipe, overrides, flags)
+    resolved = _absolute_sources(resolve(recipe, overrides, flags))
     session = _Session(resolved)
     if init_from is not None:
         session.init_from(Path(init_from))
@@ -130,7 +139,7 @@ def resume(
     """
     folder = RunFolder(Path(run))
     info = folder.read()
-    resolved = resolve(folder.recipe, overrides, options)
+    resolved = _absolute_sources(resolve(folder.recipe, overrides, options))
     before = resolve(folder.recipe).recipe
     changes = _changes(before, resolved.recipe)
     session = _Session(resolved)
@@ -141,6 +150,18 @@ def resume(
             fix="point --data at the original images, or start a new run with --init-from",
         )
     return session.train(folder, callbacks, progress, info=info, changes=changes)
+
+
+def _absolute_sources(resolved: Resolved) -> Resolved:
+    """A run goes on from any folder: paths in it don't depend on where it was started."""
+    data = resolved.recipe.data
+    paths = (Path(source).expanduser() for source in data.sources)
+    sources = tuple(
+        str(path.absolute()) if path.exists() else source
+        for source, path in zip(data.sources, paths, strict=True)
+    )
+    update = {"data": data.model_copy(update={"sources": sources})}
+    return Resolved(resolved.recipe.model_copy(update=update), resolved.sources)
 
 
 def _changes(before: Recipe, after: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -203,9 +224,8 @@ class _Session:
         self.method = build_method(recipe, self.shape)
         if self.device.type == "cpu":
             use_central_tap(self.method.trunk)
-        self.method.to(
-            device=self.device, dtype=self.precision.master_dtype, memory_format=self.precision.memory_format
-        )
+        self.method.to(device=self.device, dtype=self.precision.master_dtype)
+        self.method.to(memory_format=self.precision.memory_format)
 
     def init_from(self, path: Path) -> None:
         """Fill the trunk from a run's newest checkpoint or from a file of weights."""
@@ -306,12 +326,16 @@ class _Session:
             callbacks=callbacks,
         )
 
-    def _restore(
-        self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]
-    ) -> None:
+    def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:
         checkpoint, problems = loop.checkpoints.newest()
         for problem in problems:
             log.warning("a checkpoint is skipped: %s", problem)
+        if checkpoint is None and problems:
+            raise InputError(
+                "No checkpoint of this run is whole.",
+                where=folder.checkpoints,
+                fix="put back an undamaged copy, or start a new run",
+            )
         if checkpoint is not None:
             if checkpoint.step > self.shape.total_steps:
                 raise InputError(

@@ -54,4 +54,3 @@ def extract_features(
         return torch.cat(out)
     finally:
         trunk.train(mode)
-

@@ -56,8 +56,11 @@ def load_trunk_weights(trunk: nn.Module, tensors: dict[str, torch.Tensor], where
     """
     wanted = trunk.state_dict()
     prefix = next(
-        (key[: -len("conv1.weight")] for key in tensors if key == "conv1.weight" or key.endswith(".conv1.weight")
-         and ".layer" not in f".{key}"),
+        (
+            key[: -len("conv1.weight")]
+            for key in tensors
+            if key == "conv1.weight" or (key.endswith(".conv1.weight") and ".layer" not in f".{key}")
+        ),
         "",
     )
     found = {key: tensors[prefix + key] for key in wanted if prefix + key in tensors}

@@ -17,18 +17,24 @@ class SwAVConfig(MethodConfig):
     """See ``zoo.pretrain.methods.swav.SwAV``; sections, equations and tables are the paper's."""
 
     name: Literal["swav"] = "swav"
-    prototypes: PositiveInt = Field(3000, description="K, the number of prototypes")
-    hidden: int = Field(2048, ge=0, description="hidden width of the projection head; 0: one linear layer")
-    dim: PositiveInt = Field(128, description="D, the length of an embedding")
-    temperature: PositiveFloat = Field(0.1, description="T of the softmax over prototypes (eq. 2)")
-    epsilon: PositiveFloat = Field(0.05, description="weight of the codes' entropy (eq. 3)")
-    sinkhorn_iterations: PositiveInt = Field(3, description="Sinkhorn iterations")
-    codes: Literal["soft", "hard"] = Field("soft", description="hard: rounded, the paper's inferior variant")
-    crops_for_assign: tuple[int, ...] = Field((0, 1), min_length=1, description="views that codes come from")
-    learn_prototypes: bool = Field(True, description="false: random prototypes stay as they are")
-    freeze_prototypes_steps: int = Field(313, ge=0, description="steps before the prototypes move")
-    queue_length: int = Field(0, ge=0, description="embeddings kept for Sinkhorn, over all processes")
-    queue_start_epoch: int = Field(15, ge=0, description="first epoch (counted from 0) with a queue")
+    prototypes: PositiveInt = Field(default=3000, description="K, the number of prototypes")
+    hidden: int = Field(
+        default=2048, ge=0, description="hidden width of the projection head; 0: one linear layer"
+    )
+    dim: PositiveInt = Field(default=128, description="D, the length of an embedding")
+    temperature: PositiveFloat = Field(default=0.1, description="T of the softmax over prototypes (eq. 2)")
+    epsilon: PositiveFloat = Field(default=0.05, description="weight of the codes' entropy (eq. 3)")
+    sinkhorn_iterations: PositiveInt = Field(default=3, description="Sinkhorn iterations")
+    codes: Literal["soft", "hard"] = Field(
+        default="soft", description="hard: rounded, the paper's inferior variant"
+    )
+    crops_for_assign: tuple[int, ...] = Field(
+        default=(0, 1), min_length=1, description="views that codes come from"
+    )
+    learn_prototypes: bool = Field(default=True, description="false: random prototypes stay as they are")
+    freeze_prototypes_steps: int = Field(default=313, ge=0, description="steps before the prototypes move")
+    queue_length: int = Field(default=0, ge=0, description="embeddings kept for Sinkhorn, over all processes")
+    queue_start_epoch: int = Field(default=15, ge=0, description="first epoch (counted from 0) with a queue")
 
     @field_validator("crops_for_assign")
     @classmethod
