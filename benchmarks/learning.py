@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from runner import load_average, write_result
+from torch import nn
 
 import zoo
 from zoo.data.open import open_source
 from zoo.engine.loop import Callback, Loop
 from zoo.pretrain.resolve import parse_assignments, resolve
-from zoo.probe.features import evaluation_images, extract_features, pixel_features
+from zoo.probe.features import source_features
 from zoo.probe.knn import knn_accuracy
 
 HERE = Path(__file__).resolve().parent
@@ -43,20 +44,19 @@ class KnnCurve(Callback):
         if not train.classes or train.classes != val.classes:
             raise SystemExit(f"{data}: train and val need the same class folders")
         self.classes = len(train.classes)
-        self.bank, self.bank_labels = evaluation_images(train, side, side)
-        self.queries, self.query_labels = evaluation_images(val, side, side)
-        self.norms = norms
+        self.train, self.val = train, val
+        self.how = {"mean": norms[0], "std": norms[1], "resize": side, "crop": side}
         self.file = file
         self.points: list[dict[str, Any]] = []
         self._losses: list[float] = []
         self._ends_at = time.monotonic() + 3600 * hours
 
-    def pixels(self) -> float:
-        """Accuracy of the raw pixels."""
-        return self._accuracy(*(pixel_features(part, *self.norms) for part in (self.queries, self.bank)))
-
-    def _accuracy(self, queries: Any, bank: Any) -> float:
-        return knn_accuracy(queries, self.query_labels, bank, self.bank_labels, k=K, temperature=TEMPERATURE)
+    def accuracy(self, trunk: nn.Module) -> float:
+        """Top-1 of the validation images by their neighbours among the training images."""
+        (queries, wanted), (bank, labels) = (
+            source_features(trunk, source, self.how) for source in (self.val, self.train)
+        )
+        return knn_accuracy(queries, wanted, bank, labels, k=K, temperature=TEMPERATURE)
 
     def on_start(self, loop: Loop) -> None:
         if self.file.exists():
@@ -77,10 +77,7 @@ class KnnCurve(Callback):
             self._measure(epoch + 1, loop)
 
     def _measure(self, epoch: int, loop: Loop) -> None:
-        trunk = loop.learner.trunk  # type: ignore[attr-defined]
-        top1 = self._accuracy(
-            *(extract_features(trunk, part, *self.norms) for part in (self.queries, self.bank))
-        )
+        top1 = self.accuracy(loop.learner.trunk)  # type: ignore[attr-defined]
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses.clear()
         point = {"epoch": epoch, "step": loop.step, "top1": top1, "loss": loss, "seconds": loop.elapsed}
@@ -118,7 +115,7 @@ def main() -> int:
         (recipe.views.mean, recipe.views.std),
         arguments.hours,
     )
-    pixels = curve.pixels()
+    pixels = curve.accuracy(nn.Flatten())
     print(f"raw pixels kNN {100 * pixels:5.1f} % ({curve.classes} classes)", flush=True)
     if (out / "run.json").exists():
         result = zoo.pretrain(resume=out, callbacks=[curve], progress="lines")
@@ -141,7 +138,7 @@ def main() -> int:
         {
             "load_before": load,
             "finished": result.exit_code == 0,
-            "images": {"train": len(curve.bank), "val": len(curve.queries), "classes": curve.classes},
+            "images": {"train": len(curve.train), "val": len(curve.val), "classes": curve.classes},
             "knn": {"k": K, "temperature": TEMPERATURE, "side": arguments.side},
             "pixels": pixels,
             "random": first,

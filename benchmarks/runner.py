@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -85,14 +85,19 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def run_command(command: Sequence[str], limit: float = 600.0) -> subprocess.CompletedProcess[str]:
+def run_command(
+    command: Sequence[str], limit: float = 600.0, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a whole command as a subprocess, its output kept; to be used inside a case's callable.
+
+    ``env`` holds variables that are added to this process's.
 
     Raises:
         RuntimeError: the command failed (a failure must never be timed as a success).
         subprocess.TimeoutExpired: it took longer than ``limit`` seconds.
     """
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    variables = {**os.environ, **(env or {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=variables)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ __all__ = ["env", "recipes", "runs"]
 
 def runs(
     root: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(help="The folder that holds runs (default: $ZOO_RUNS, else ./runs)."),
     ] = None,
     as_json: Json = False,
@@ -30,7 +30,7 @@ def runs(
     elif not rows:
         print(f"no runs in {folder} (start one with: zoo pretrain)")
     else:
-        shown = [{**row, "steps": f"{row['step']}/{row['total_steps']}"} for row in rows]
+        shown = [{**row, "steps": f"{row['step']}/{row['total_steps'] or '?'}"} for row in rows]
         print_table(f"Runs in {folder}", ["run", "recipe", "state", "steps", "loss", "created"], shown)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import inspect, pretrain
+from . import demo, extract, inspect, models, pretrain, transfer
 from ._errors import report
 
 __all__ = ["app", "run"]
@@ -20,8 +20,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(pretrain.demo)
+app.command("demo")(demo.demo)
 app.command("pretrain")(pretrain.pretrain)
+app.command("publish")(models.publish)
+app.add_typer(transfer.app, name="transfer")
+app.command("results")(transfer.results)
+app.command("extract")(extract.extract)
+app.command("list")(models.list_models)
+app.command("show")(models.show)
+app.command("tag")(models.tag)
+app.command("pull")(models.pull)
+app.command("rm")(models.rm)
 app.command("runs")(inspect.runs)
 app.add_typer(inspect.recipes, name="recipes")
 app.command("env")(inspect.env)
@@ -41,6 +50,8 @@ def run(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    if words[:1] == ["transfer"]:
+        transfer.register()  # its commands are built from pydantic configs, which other commands can do without
     try:
         app(words, standalone_mode=True)
     except Exception as error:

@@ -1,24 +1,24 @@
-"""``zoo pretrain`` and ``zoo demo``."""
+"""``zoo pretrain``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from ._options import Device, Json, Out, Precision, Progress, Quiet, Seed, Sets, Workers
-from ._output import print_json, print_table, set_up_notes
+from ._output import set_up_notes
 
-__all__ = ["demo", "pretrain"]
+__all__ = ["pretrain"]
 
 
 def pretrain(
     recipe: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(metavar="[RECIPE]", help="A recipe's name or a .yaml file (default: swav_tiny)."),
     ] = None,
     data: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--data",
             metavar="SRC",
@@ -26,18 +26,18 @@ def pretrain(
         ),
     ] = None,
     resume: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--resume", metavar="RUN", help="Go on with a stopped run, or extend it (--set epochs=N)."
         ),
     ] = None,
     init_from: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--init-from", metavar="RUN|FILE", help="Start a new run from these trunk weights."),
     ] = None,
-    epochs: Annotated[Optional[int], typer.Option("--epochs", help="Passes over the images.")] = None,  # noqa: UP045
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the images.")] = None,
     batch_size: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--batch-size", help="Images a step, over all processes."),
     ] = None,
     sets: Sets = None,
@@ -47,7 +47,7 @@ def pretrain(
     precision: Precision = None,
     workers: Workers = None,
     on_error: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--on-error", help="Unreadable images: error (stop and name it) or skip (count them)."),
     ] = None,
     as_json: Json = False,
@@ -104,29 +104,3 @@ def pretrain(
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
-
-
-def demo(
-    seed: Seed = None,
-    out: Out = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train the small SwAV recipe on built-in photographs and show what it learned (a few minutes)."""
-    set_up_notes(quiet)
-    from zoo.pretrain.demo import run_demo
-
-    result = run_demo(seed=seed or 0, out=out, progress="quiet" if quiet or as_json else "auto")
-    if as_json:
-        print_json(result)
-        return
-    rows = [
-        {"features": row["features"], "kNN top-1": f"{100 * row['top1']:.1f} %"} for row in result["rows"]
-    ]
-    print_table(
-        f"Weighted kNN on builtin:photos ({result['classes']} photographs, {result['val_images']} patches, "
-        f"k {result['k']}, seed {result['seed']})",
-        ["features", "kNN top-1"],
-        rows,
-    )
-    print(f"pretraining took {result['seconds']:.0f} s; the run is in {result['run']}")

@@ -8,10 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["pretrain"]
+__all__ = ["extract", "load", "pretrain"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "pretrain":
         return importlib.import_module(".pretrain", __name__)
+    if name == "load":
+        return importlib.import_module(".loading", __name__).load
+    if name == "extract":
+        return importlib.import_module(".extraction", __name__).extract
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

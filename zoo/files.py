@@ -15,7 +15,16 @@ from typing import Any
 
 from .errors import RunError
 
-__all__ = ["disk_errors", "fsync_path", "read_json", "sha256_of", "whole_folder", "write_json", "write_text"]
+__all__ = [
+    "disk_errors",
+    "fsync_path",
+    "read_json",
+    "sha256_of",
+    "whole_file",
+    "whole_folder",
+    "write_json",
+    "write_text",
+]
 
 _ADVICE = {
     errno.ENOSPC: "free some space, or write to another disk",
@@ -47,20 +56,29 @@ def fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's content in one step."""
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file that appears complete under its name, or not at all.
+
+    Yields a temporary name beside ``path`` to write to; on success it replaces ``path``.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        fsync_path(temporary)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content in one step."""
+    with whole_file(path) as temporary:
+        # File names that are no UTF-8 hold lone surrogates: \udcXX is how JSON and YAML spell them.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import stat
@@ -146,6 +147,8 @@ def _walk(root: bytes, hidden: list[str]) -> Iterator[bytes]:
                 identity = (info.st_dev, info.st_ino)
                 if identity not in ancestors:
                     pending.append((path, ancestors | {identity}))
+            elif info is not None and not stat.S_ISREG(info.st_mode):
+                continue  # opening a pipe or a socket would wait for ever
             elif os.fsdecode(os.path.splitext(entry.name)[1]).lower() in IMAGE_SUFFIXES:
                 yield path
 
@@ -164,7 +167,7 @@ def open_list(file: Path, name: str | None = None) -> FileImages:
             are named, with their line numbers).
     """
     try:
-        raw = file.read_bytes()
+        raw = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise InputError(f"The list of images can't be read ({error.strerror}).", where=file) from None
     if b"\0" in raw:

@@ -207,6 +207,7 @@ def view_batches(
         pin_memory=pin_memory,
         prefetch_factor=2 if workers else None,
         multiprocessing_context=multiprocessing.get_context() if workers else None,
+        generator=torch.Generator(),  # its seeds are not used; the global generator stays as it is
     )
     for batch in loader:
         if isinstance(batch, ZooError):

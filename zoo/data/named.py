@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..homes import cache_home
 from .source import UNLABELLED
 
 __all__ = ["NAMED_SETS", "TorchvisionImages", "data_home", "open_named"]
@@ -31,8 +32,7 @@ def data_home() -> Path:
     """Where data sets are downloaded to: ``$ZOO_DATA``, else a folder in the user's cache."""
     if os.environ.get("ZOO_DATA"):
         return Path(os.environ["ZOO_DATA"]).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "zoo" / "datasets"
+    return cache_home() / "datasets"
 
 
 class TorchvisionImages:

@@ -27,7 +27,7 @@ class JsonLines:
         with disk_errors("Writing a log line", self.path):
             if self._file is None:
                 self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the run
-            self._file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
+            self._file.write((json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
 
     def close(self) -> None:
         if self._file is not None:

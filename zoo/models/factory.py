@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import InputError
@@ -22,20 +23,32 @@ TRUNKS: dict[str, tuple[str, list[int], dict[str, Any]]] = {
 }
 
 
-def create_trunk(arch: str, *, stem: str = "imagenet", base_planes: int | None = None) -> Any:
+def create_trunk(
+    arch: str,
+    *,
+    stem: str = "imagenet",
+    base_planes: int | None = None,
+    norm_layer: Callable[..., Any] | None = None,
+    replace_stride_with_dilation: list[bool] | None = None,
+) -> Any:
     """A freshly initialised trunk (draws from torch's global generator).
+
+    Where torchvision's own class can express the network, that class is what comes back.
 
     Args:
         arch: a key of ``TRUNKS``.
         stem: see ``zoo.models.resnet.ResNet``.
         base_planes: channels of the stem, if not the architecture's own: a narrow or wide variant.
+        norm_layer: the normalisation; BatchNorm2d by default.
+        replace_stride_with_dilation: as in torchvision, for the last three stages.
 
     Raises:
         InputError: no such architecture, with the nearest name.
     """
     from torchvision.models.resnet import BasicBlock, Bottleneck
+    from torchvision.models.resnet import ResNet as TorchvisionResNet
 
-    from .resnet import ResNet
+    from .resnet import ResNet, drop_classifier
 
     if arch not in TRUNKS:
         near = difflib.get_close_matches(arch, TRUNKS, n=1)
@@ -44,7 +57,16 @@ def create_trunk(arch: str, *, stem: str = "imagenet", base_planes: int | None =
             where=arch,
             fix=(f"did you mean {near[0]}? " if near else "") + "Known: " + ", ".join(TRUNKS),
         )
-    block, layers, arguments = TRUNKS[arch]
+    kind, layers, arguments = TRUNKS[arch]
     if base_planes is not None:
         arguments = {**arguments, "base_planes": base_planes}
-    return ResNet(BasicBlock if block == "basic" else Bottleneck, layers, stem=stem, **arguments)
+    block = BasicBlock if kind == "basic" else Bottleneck
+    shared: dict[str, Any] = {
+        "norm_layer": norm_layer,
+        "replace_stride_with_dilation": replace_stride_with_dilation,
+    }
+    if stem == "imagenet" and not arguments:
+        trunk = TorchvisionResNet(block, layers, **shared)
+        drop_classifier(trunk, 512 * block.expansion)
+        return trunk
+    return ResNet(block, layers, stem=stem, **shared, **arguments)

@@ -13,22 +13,25 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
-__all__ = ["PooledOutput", "ResNet", "stage_features"]
+__all__ = ["ResNet", "drop_classifier", "stage_features"]
 
 
-class PooledOutput(nn.Identity):
-    """Stands where a classifier would: passes pooled features on and remembers their number."""
+def drop_classifier(trunk: TorchvisionResNet, in_features: int) -> None:
+    """Put a plain ``nn.Identity`` where the classifier stands, so that the output is pooled features.
 
-    def __init__(self, in_features: int) -> None:
-        super().__init__()
-        self.in_features = in_features
+    It carries ``in_features``, so ``model.fc = nn.Linear(model.fc.in_features, 10)`` works as on the
+    supervised network. ``num_features`` is the same number, by timm's name.
+    """
+    trunk.fc = nn.Identity()
+    trunk.fc.in_features = in_features
+    trunk.num_features = in_features
 
 
 class ResNet(TorchvisionResNet):
     """A torchvision ``ResNet`` whose stem may be narrower, wider or made for small images.
 
     With the defaults it is the torchvision network. ``forward`` gives pooled features, (N,
-    ``num_features``), while ``fc`` is the ``PooledOutput`` it starts with.
+    ``num_features``), through the ``nn.Identity`` that ``fc`` starts as.
 
     Args:
         block: torchvision's ``BasicBlock`` or ``Bottleneck``.
@@ -40,6 +43,7 @@ class ResNet(TorchvisionResNet):
         stem: ``imagenet`` (7x7, stride 2, max pooling), ``small`` (3x3, stride 1, no pooling: for
             images of about 32 pixels) or ``medium`` (3x3, stride 1, max pooling: about 64 pixels).
         norm_layer: the normalisation; BatchNorm2d by default.
+        replace_stride_with_dilation: as in torchvision, for the last three stages.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ResNet(TorchvisionResNet):
         groups: int = 1,
         stem: str = "imagenet",
         norm_layer: Callable[..., nn.Module] | None = None,
+        replace_stride_with_dilation: list[bool] | None = None,
     ) -> None:
         nn.Module.__init__(self)  # the parent's constructor knows one stem width only
         self._norm_layer = norm_layer or nn.BatchNorm2d
@@ -68,13 +73,13 @@ class ResNet(TorchvisionResNet):
         self.bn1 = self._norm_layer(base_planes)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if stem == "small" else nn.MaxPool2d(3, stride=2, padding=1)
+        dilate = replace_stride_with_dilation or [False, False, False]
         self.layer1 = self._make_layer(block, base_planes, layers[0])
-        self.layer2 = self._make_layer(block, base_planes * 2, layers[1], stride=2)
-        self.layer3 = self._make_layer(block, base_planes * 4, layers[2], stride=2)
-        self.layer4 = self._make_layer(block, base_planes * 8, layers[3], stride=2)
+        self.layer2 = self._make_layer(block, base_planes * 2, layers[1], stride=2, dilate=dilate[0])
+        self.layer3 = self._make_layer(block, base_planes * 4, layers[2], stride=2, dilate=dilate[1])
+        self.layer4 = self._make_layer(block, base_planes * 8, layers[3], stride=2, dilate=dilate[2])
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.num_features = base_planes * 8 * block.expansion
-        self.fc = PooledOutput(self.num_features)
+        drop_classifier(self, base_planes * 8 * block.expansion)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

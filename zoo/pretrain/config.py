@@ -74,6 +74,19 @@ class ViewsConfig(Strict):
         return ViewPlan(tuple(crops), **{name: getattr(self, name) for name in shared})
 
 
+class EvaluationConfig(Strict):
+    """How test images are brought to the trunk: shorter side to ``resize``, central ``crop``; in pixels."""
+
+    resize: PositiveInt = 256
+    crop: PositiveInt = 224
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> EvaluationConfig:
+        if self.crop > self.resize:
+            raise ValueError(f"the crop ({self.crop}) is larger than the resized image ({self.resize})")
+        return self
+
+
 class OptimizerConfig(Strict):
     """``exclude_one_dimensional`` keeps biases and norms from weight decay and layer-wise adaptation."""
 
@@ -119,6 +132,7 @@ class Recipe(Strict):
     method: SerializeAsAny[MethodConfig]
     trunk: TrunkConfig = TrunkConfig()
     views: ViewsConfig = ViewsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     optimizer: OptimizerConfig
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: PositiveInt

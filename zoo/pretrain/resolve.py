@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -78,7 +79,7 @@ def resolve(
         _merge(tree, layer, source, sources, "")
     for label, values in (("--set", overrides or {}), ("option", options or {})):
         for key, value in values.items():
-            _merge(tree, _nested(key, _value(value)), label, sources, "")
+            _merge(tree, _nested(key, _value(key, value)), label, sources, "")
     try:
         checked = Recipe.model_validate(tree)
     except ValidationError as error:
@@ -111,8 +112,12 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
     return out
 
 
-def _value(value: Any) -> Any:
-    return yaml.safe_load(value) if isinstance(value, str) else value
+def _value(key: str, value: Any) -> Any:
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"The value {value!r} is not valid YAML ({reason}).", where=key) from None
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -144,7 +149,7 @@ def _layers(
         source, text, folder = _find(str(recipe))
         content = _parse(text, source)
         content.setdefault("name", Path(source).stem)
-    if source in seen:
+    if os.path.realpath(source) in map(os.path.realpath, seen):
         raise InputError(f"Recipes extend one another in a circle: {' -> '.join((*seen, source))}.")
     parent = content.pop("extends", None)
     if parent is None:
@@ -219,7 +224,7 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[s
         names = _names_at(parts[:-1], tree)
         near = difflib.get_close_matches(parts[-1], names, n=1)
         elsewhere = [p for p in _all_keys() if p.split(".")[-1] == parts[-1]]
-        meant = near[0] if near else elsewhere[0] if elsewhere else None
+        meant = elsewhere[0] if elsewhere else near[0] if near else None
         advice = f"did you mean {meant}? " if meant else ""
         return InputError(
             f"The recipe has an unknown key{more}.",

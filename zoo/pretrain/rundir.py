@@ -74,8 +74,18 @@ class RunFolder:
         return info
 
     def data(self) -> dict[str, Any]:
-        """The fingerprint of the data that the run was started on."""
-        return dict(read_json(self.path / "data.json"))
+        """The fingerprint of the data that the run was started on.
+
+        Raises:
+            InputError: the file is missing or damaged.
+        """
+        file = self.path / "data.json"
+        try:
+            return dict(read_json(file))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"The run's fingerprint of its data can't be read ({error}).", where=file
+            ) from None
 
     def create(self, info: dict[str, Any], recipe: str, data: dict[str, Any]) -> None:
         """Make the folder. ``run.json`` comes last: without it the folder is not a run.
@@ -110,12 +120,18 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """What `zoo runs` shows: name, state, steps, last loss."""
-        info = self.read()
+        try:
+            info = self.read()
+        except InputError:  # one such run must not hide the others
+            info = {"recipe_name": None, "total_steps": None, "created": None}
         last = _last_line(self.metrics)
         steps = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
         saved = int(steps[-1].name.removeprefix("step-")) if steps else 0
         total = info["total_steps"]
-        state = "finished" if saved >= total else "running" if RunLock.is_held(self.path) else "stopped"
+        if total is None:
+            state = "unreadable"
+        else:
+            state = "finished" if saved >= total else "running" if RunLock.is_held(self.path) else "stopped"
         return {
             "run": str(self.path),
             "recipe": info["recipe_name"],

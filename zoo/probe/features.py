@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import torch
 from PIL import Image
@@ -10,47 +15,60 @@ from torch import nn
 from ..data.source import ImageSource
 from ..data.views.apply import normalize, resize_and_center
 
-Triple = tuple[float, float, float]
+__all__ = ["eval_mode", "source_features", "trunk_features"]
 
-__all__ = ["evaluation_images", "extract_features", "pixel_features"]
-
-
-def evaluation_images(source: ImageSource, resize: int, crop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images through the test transform: uint8 (N, 3, crop, crop) and labels int64 (N,)."""
-    out = torch.empty(len(source), crop, crop, 3, dtype=torch.uint8)
-    for index in range(len(source)):
-        out[index] = torch.from_numpy(
-            resize_and_center(Image.fromarray(source.read(index)), resize, crop).copy()
-        )
-    labels = np.array([source.label(index) for index in range(len(source))], dtype=np.int64)
-    return out.permute(0, 3, 1, 2), torch.from_numpy(labels)
+_READERS = 4  # threads; decoding and resizing let go of the interpreter
 
 
-def pixel_features(images: torch.Tensor, mean: Triple, std: Triple) -> torch.Tensor:
-    """Normalised pixels as features, (N, 3 * H * W): what a trunk has to beat."""
-    return normalize(images, mean, std).flatten(1)
-
-
-@torch.no_grad()
-def extract_features(
-    trunk: nn.Module,
-    images: torch.Tensor,
-    mean: Triple,
-    std: Triple,
-    batch_size: int = 256,
-) -> torch.Tensor:
-    """Pooled features, float32 (N, F), of uint8 images (N, 3, H, W), on the trunk's device.
-
-    The trunk runs in eval mode, and is given back in the mode it came in.
-    """
+@contextlib.contextmanager
+def eval_mode(trunk: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; the trunk is given back in the mode it came in."""
     mode = trunk.training
-    like = next(trunk.parameters())
     trunk.eval()
     try:
-        out = []
-        for block in images.split(batch_size):
-            inputs = normalize(block.to(like.device), mean, std).to(like.dtype)
-            out.append(trunk(inputs).float().cpu())
-        return torch.cat(out)
+        with torch.no_grad():
+            yield
     finally:
         trunk.train(mode)
+
+
+def trunk_features(trunk: nn.Module, images: torch.Tensor, how: Mapping[str, Any]) -> torch.Tensor:
+    """Pooled features, float32 (N, F) on the CPU, of uint8 images (N, 3, H, W); the caller sets the mode."""
+    like = next(trunk.parameters(), torch.empty(0))
+    inputs = normalize(images.to(like.device), tuple(how["mean"]), tuple(how["std"])).to(like.dtype)
+    return trunk(inputs).float().cpu()  # type: ignore[no-any-return]
+
+
+def source_features(
+    trunk: nn.Module, source: ImageSource, how: Mapping[str, Any], batch_size: int = 64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of a whole source by the test transform, in the source's order.
+
+    Every pass has exactly ``batch_size`` rows (the last is filled up), so an image's features are the
+    same bits whichever images come with it.
+
+    Args:
+        trunk: (N, 3, H, W) -> (N, F); runs in eval mode and is given back as it came.
+        source: the images.
+        how: preprocessing: mean, std, resize, crop.
+        batch_size: images a pass.
+
+    Returns:
+        float32 (N, F), and labels int64 (N,), -1 where there are none.
+    """
+    resize, crop = int(how["resize"]), int(how["crop"])
+
+    def read(index: int) -> np.ndarray:
+        return resize_and_center(Image.fromarray(source.read(index)), resize, crop)
+
+    out = []
+    with eval_mode(trunk), ThreadPoolExecutor(_READERS) as pool:
+        for start in range(0, len(source), batch_size):
+            rows = range(start, min(start + batch_size, len(source)))
+            block = np.zeros((batch_size, crop, crop, 3), dtype=np.uint8)
+            for row, pixels in enumerate(pool.map(read, rows)):
+                block[row] = pixels
+            images = torch.from_numpy(block).permute(0, 3, 1, 2)
+            out.append(trunk_features(trunk, images, how)[: len(rows)])
+    labels = np.array([source.label(index) for index in range(len(source))], dtype=np.int64)
+    return torch.cat(out), torch.from_numpy(labels)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,9 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"The file can't be read ({error.strerror or error}).", where=path) from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, ValueError) as error:
-        reason = str(error).splitlines()[0][:200]
+    # The unpickler raises whatever it stumbles over, so the net is wide on purpose.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise InputError(
             f"The file holds no weights that can be read safely ({reason}).",
             where=path,

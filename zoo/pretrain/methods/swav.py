@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from ...data.loader import Batch
@@ -32,12 +31,12 @@ class SwAV(Method):
 
     queue: torch.Tensor
 
-    def __init__(self, trunk: nn.Module, config: SwAVConfig, shape: RunShape, world: Collectives) -> None:
+    def __init__(self, trunk: Any, config: SwAVConfig, shape: RunShape, world: Collectives) -> None:
         super().__init__()
         self.config = config
         self.world = world
         self.trunk = trunk
-        self.projection_head = projection_head(int(trunk.num_features), config.hidden, config.dim)  # type: ignore[arg-type]
+        self.projection_head = projection_head(trunk.num_features, config.hidden, config.dim)
         self.prototypes = Prototypes(config.dim, config.prototypes)
         # Newest first; one row block for each assigning crop. It belongs to this process.
         rows = config.rounded_queue(shape) // world.world_size

@@ -1,0 +1,171 @@
+"""``zoo publish``, ``list``, ``show``, ``tag``, ``rm`` and ``pull``: models and where they live."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ._options import Json, Out
+from ._output import print_json, print_table, set_up_notes
+
+__all__ = ["list_models", "publish", "pull", "rm", "show", "tag"]
+
+Name = Annotated[str, typer.Argument(metavar="ORG/NAME[@REVISION]", help="A model of the local hub.")]
+Force = Annotated[bool, typer.Option("--force", help="Move a tag that points elsewhere.")]
+
+
+def publish(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's folder (default: the newest run)."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="ORG/NAME", help="Default: me/<recipe>."),
+    ] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="A fixed name for this revision, e.g. v1.")] = None,
+    licence: Annotated[
+        str | None,
+        typer.Option("--licence", "--license", help="Of the weights, e.g. cc-by-nc-4.0."),
+    ] = None,
+    with_results: Annotated[
+        bool, typer.Option("--with-results", help="Put the transfer results of these weights into the card.")
+    ] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a run's backbone to the local hub: whole, verified, documented."""
+    set_up_notes()
+    from zoo.pretrain.publish import newest_run, publish_run, read_run
+
+    path = newest_run() if run is None else run
+    if licence is None:
+        licence = _ask_licence()
+    results = None
+    if with_results:
+        from transfer.results import results_of
+        from zoo.weights.bundle import weights_digest
+
+        results = results_of(weights_digest(read_run(path)[1]))
+    done = publish_run(path, name=name, tag=tag, licence=licence, results=results, force=force)
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "name": done.name,
+                "revision": done.revision,
+                "new": done.new,
+                "path": str(done.path),
+            }
+        )
+    elif done.new:
+        print(f"published {done.name}@{done.revision}" + (f" as {tag}" if tag else ""))
+        print(f'load it with: zoo.load("{done.name}")')
+    else:
+        print(
+            f"{done.name}@{done.revision} was published before; nothing changed"
+            + (f", tag {tag}" if tag else "")
+        )
+
+
+def _ask_licence() -> str:
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        return str(typer.prompt("Licence of the weights", default="unspecified", err=True))
+    return "unspecified"
+
+
+def list_models(as_json: Json = False) -> None:
+    """List the models of the local hub."""
+    from zoo.weights.hubs.local import LATEST, LocalHub
+
+    hub = LocalHub()
+    rows: list[dict[str, Any]] = []
+    for name in hub.names():
+        tags = hub.refs(name)
+        others = sorted(tag for tag in tags if tag != LATEST)
+        rows.append(
+            {"model": name, "latest": tags[LATEST], "tags": others, "revisions": len(hub.revisions(name))}
+        )
+    if as_json:
+        print_json({"schema": 1, "home": str(hub.home), "models": rows})
+    elif not rows:
+        print(f"no models in {hub.home} (publish one with: zoo publish)")
+    else:
+        shown = [{**row, "tags": ", ".join(row["tags"])} for row in rows]
+        print_table(f"Models in {hub.home}", ["model", "latest", "tags", "revisions"], shown)
+
+
+def show(
+    model: Name,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every byte, whatever was checked before.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model is, and check that it is whole."""
+    from zoo.weights.hubs.local import LocalHub
+
+    name, revision = _split(model)
+    bundle = LocalHub().resolve(name, revision)
+    checked = bundle.verify(full=verify)
+    if as_json:
+        print_json(
+            {"schema": 1, "path": str(bundle.path), "files": bundle.sums, "checked": checked, **bundle.info}
+        )
+        return
+    print((bundle.path / "README.md").read_text("utf-8"))
+    print(f"revision {bundle.path.name} in {bundle.path}")
+    print(
+        f"weights  {bundle.weights_sha256}; {'all hashes checked' if checked == 'full' else 'checked before'}"
+    )
+
+
+def tag(
+    model: Name,
+    tag: Annotated[str, typer.Argument(help="The new name, e.g. v1.")],
+    force: Force = False,
+) -> None:
+    """Give a revision a fixed name."""
+    from zoo.weights.hubs.local import LocalHub
+
+    name, revision = _split(model)
+    print(f"{name}@{tag} is {LocalHub().tag(name, revision, tag, force)}")
+
+
+def rm(
+    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A model of the local hub.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Delete a model with all its revisions (asks)."""
+    from zoo.errors import InputError
+    from zoo.weights.hubs.local import LocalHub
+
+    hub = LocalHub()
+    count = len(hub.revisions(model)) if hub.refs(model) else 0
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InputError(
+                "Deleting asks first, and there is no terminal to ask on.", where=model, fix="add --yes"
+            )
+        typer.confirm(f"Delete {model} with {count} revision(s)?", abort=True, err=True)
+    hub.remove(model)
+    print(f"deleted {model}")
+
+
+def pull(model: Name, out: Out = None) -> None:
+    """Copy a model out of the hub into a folder, verified."""
+    from pathlib import Path
+
+    from zoo.weights.hubs.local import LocalHub
+
+    name, revision = _split(model)
+    target = Path(out or name.split("/")[1])
+    LocalHub().pull(name, revision, target)
+    print(f"{model} is in {target}")
+
+
+def _split(model: str) -> tuple[str, str | None]:
+    name, _, revision = model.removeprefix("local:").partition("@")
+    return name, revision or None

@@ -1,0 +1,300 @@
+"""Batches: the same whatever the workers, the history or the starting point."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import ColorJitter, RandomResizedCrop
+from torchvision.transforms import functional as F
+
+from tiny import half_jpeg, image_folder, pixels, save_image
+from zoo.data.folder import open_folder
+from zoo.data.keyed import keyed_key, keyed_permutation, keyed_uniforms
+from zoo.data.loader import EpochOrder, view_batches
+from zoo.data.views.apply import apply_view, normalize, resize_and_center
+from zoo.data.views.params import DRAWS_PER_VIEW, CropSpec, ViewParams, ViewPlan, draw_view
+from zoo.errors import InputError
+
+PLAN = ViewPlan((CropSpec(16, 0.3, 1.0), CropSpec(16, 0.3, 1.0), CropSpec(8, 0.1, 0.3)))
+
+
+def batches(source, batch_size=4, first=0, last=None, workers=0, seed=5, **options):
+    order = EpochOrder(len(source), batch_size, seed)
+    last = 2 * order.batches if last is None else last
+    return list(
+        view_batches(source, PLAN, order, first_step=first, last_step=last, workers=workers, **options)
+    )
+
+
+def assert_equal(first, second):
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert a.epoch == b.epoch
+        assert torch.equal(a.ids, b.ids)
+        assert torch.equal(a.labels, b.labels)
+        assert all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return open_folder(image_folder(tmp_path_factory.mktemp("images"), 14))
+
+
+@pytest.fixture(scope="module")
+def alone(source):
+    return batches(source)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_change_nothing(source, alone, workers):
+    assert_equal(batches(source, workers=workers), alone)
+
+
+def test_the_shape_of_a_batch(source, alone):
+    large, small = alone[0].views
+    assert large.shape == (8, 3, 16, 16)  # crop-major: two views of four images
+    assert small.shape == (4, 3, 8, 8)
+    assert large.dtype == torch.uint8
+    assert large.is_contiguous(memory_format=torch.channels_last)
+    assert alone[0].size == 4
+    assert alone[0].labels.tolist() == [source.label(int(i)) for i in alone[0].ids]
+
+
+def test_rows_of_a_view_belong_to_the_ids(source, alone):
+    batch = alone[1]
+    for view in range(3):
+        for row, sample in enumerate(batch.ids.tolist()):
+            u = keyed_uniforms(keyed_key(5, "views", batch.epoch, sample), 3 * DRAWS_PER_VIEW).reshape(3, -1)
+            params = draw_view(PLAN, PLAN.crops[view], 20, 20, u[view].tolist())
+            expected = apply_view(Image.fromarray(source.read(sample)), params)
+            got = batch.views[0][view * 4 + row] if view < 2 else batch.views[1][row]
+            assert np.array_equal(got.permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("first", [1, 3, 5])
+def test_starting_anywhere_gives_the_tail(source, alone, first):
+    assert_equal(batches(source, first=first), alone[first:])
+
+
+def test_the_last_step_is_respected_in_the_middle_of_an_epoch(source, alone):
+    assert_equal(batches(source, first=2, last=4), alone[2:4])
+    assert batches(source, first=4, last=4) == []
+
+
+def test_every_sample_at_most_once_an_epoch_and_the_short_batch_dropped(source, alone):
+    assert len(alone) == 2 * 3  # 14 images, batches of 4: two images are left over each epoch
+    assert [batch.epoch for batch in alone] == [0, 0, 0, 1, 1, 1]
+    epochs = [torch.cat([b.ids for b in alone if b.epoch == e]).tolist() for e in (0, 1)]
+    for ids in epochs:
+        assert len(set(ids)) == 12
+        assert set(ids) <= set(range(14))
+    assert epochs[0] != epochs[1]
+    assert all(batch.size == 4 for batch in alone)
+
+
+def test_everything_is_seen_over_the_epochs():
+    order = EpochOrder(10, 4, 0)
+    seen = Counter(int(i) for epoch in range(50) for i in order.epoch(epoch).ravel())
+    assert set(seen) == set(range(10))
+    assert min(seen.values()) > 25  # each image is in 8 of 10 places: 40 expected
+
+
+def test_a_seed_is_another_sequence(source, alone):
+    other = batches(source, seed=6)
+    assert not torch.equal(torch.cat([b.ids for b in other]), torch.cat([b.ids for b in alone]))
+
+
+def test_draws_differ_between_epochs_samples_and_views():
+    def crop(epoch, sample, view):
+        u = keyed_uniforms(keyed_key(5, "views", epoch, sample), 3 * DRAWS_PER_VIEW).reshape(3, -1)
+        return dataclasses.astuple(draw_view(PLAN, PLAN.crops[0], 500, 400, u[view].tolist()))
+
+    drawn = [crop(epoch, sample, view) for epoch in range(4) for sample in range(10) for view in range(3)]
+    assert len(set(drawn)) == len(drawn)
+    assert crop(2, 3, 1) == crop(2, 3, 1)
+
+
+def test_keyed_numbers_are_uniform_and_stable():
+    u = keyed_uniforms(keyed_key(0, "x"), 20000)
+    assert (u >= 0).all() and (u < 1).all()
+    assert abs(u.mean() - 0.5) < 0.01
+    assert abs(u.var() - 1 / 12) < 0.005
+    assert np.array_equal(u[:10], keyed_uniforms(keyed_key(0, "x"), 10))  # a prefix stays a prefix
+    assert sorted(keyed_permutation(7, 100)) == list(range(100))
+    # SplitMix64's first outputs for the state 0, from the paper's reference code.
+    assert [int(v * 2**53) for v in keyed_uniforms(0, 2)] == [
+        0xE220A8397B1DCDAF >> 11,
+        0x6E789E6AA1B965F4 >> 11,
+    ]
+
+
+def test_the_callers_generators_are_not_touched(source):
+    torch.manual_seed(3)
+    np.random.seed(3)
+    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    batches(source, last=2)
+    assert torch.equal(torch.get_rng_state(), torch_before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+
+
+@pytest.fixture()
+def one_bad(tmp_path):
+    for i in range(3):
+        save_image(tmp_path / f"good{i}.jpg", i)
+    half_jpeg(tmp_path / "zbad.jpg")
+    return open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_stops_and_is_named(one_bad, workers):
+    with pytest.raises(InputError) as caught:
+        batches(one_bad, workers=workers)
+    assert caught.value.where.endswith("zbad.jpg")
+    assert "--on-error skip" in caught.value.fix
+
+
+def test_skipping_substitutes_reports_and_is_repeatable(one_bad):
+    first = batches(one_bad, skip_bad=True)
+    assert_equal(first, batches(one_bad, skip_bad=True, workers=1))
+    for batch in first:
+        assert batch.size == 4
+        assert 3 not in batch.ids.tolist()
+        assert {bad.sample for bad in batch.bad} == {3}
+        assert all(bad.where.endswith("zbad.jpg") and bad.problem for bad in batch.bad)
+    ids = torch.cat([b.ids for b in first])
+    assert set(ids.tolist()) == {0, 1, 2}
+    # Views are those of the substitute under its own key, so the doubled image shows the same view.
+    batch = first[0]
+    double = next(i for i, n in Counter(batch.ids.tolist()).items() if n == 2)
+    rows = [r for r, i in enumerate(batch.ids.tolist()) if i == double]
+    assert torch.equal(batch.views[1][rows[0]], batch.views[1][rows[1]])
+
+
+def test_skipping_gives_up_when_nothing_can_be_read(tmp_path):
+    for i in range(4):
+        half_jpeg(tmp_path / f"{i}.jpg")
+    with pytest.raises(InputError, match="in a row could not be read"):
+        batches(open_folder(tmp_path), skip_bad=True)
+
+
+@pytest.mark.parametrize(("height", "width", "scale"), [(100, 150, (0.14, 1.0)), (60, 60, (0.05, 0.14))])
+def test_crop_boxes_follow_torchvisions_distribution(height, width, scale):
+    count = 4000
+    crop = CropSpec(32, *scale)
+    u = keyed_uniforms(keyed_key(1, "boxes"), count * DRAWS_PER_VIEW).reshape(count, -1).tolist()
+    views = [draw_view(ViewPlan((crop,)), crop, height, width, row) for row in u]
+    ours = np.array([(v.top, v.left, v.height, v.width) for v in views], dtype=float)
+    torch.manual_seed(1)
+    image = torch.empty(3, height, width)
+    theirs = np.array(
+        [RandomResizedCrop.get_params(image, list(scale), [3 / 4, 4 / 3]) for _ in range(count)], dtype=float
+    )
+    assert (ours[:, 0] >= 0).all() and (ours[:, 0] + ours[:, 2] <= height).all()
+    assert (ours[:, 1] >= 0).all() and (ours[:, 1] + ours[:, 3] <= width).all()
+    for column in range(4):
+        a, b = ours[:, column], theirs[:, column]
+        error = np.sqrt((a.var() + b.var()) / count)
+        assert abs(a.mean() - b.mean()) < 4 * error + 1e-9
+        levels = [5, 25, 50, 75, 95]
+        assert np.abs(np.percentile(a, levels) - np.percentile(b, levels)).max() <= 0.05 * max(height, width)
+        # Two-sample Kolmogorov-Smirnov; 1.95 is the 0.1 % point.
+        grid = np.unique(np.concatenate([a, b]))
+        distance = np.abs(
+            np.searchsorted(np.sort(a), grid, "right") - np.searchsorted(np.sort(b), grid, "right")
+        ).max()
+        assert distance / count < 1.95 * np.sqrt(2 / count)
+    area, their_area = (x[:, 2] * x[:, 3] / (height * width) for x in (ours, theirs))
+    assert abs(area.mean() - their_area.mean()) < 0.02
+
+
+@pytest.mark.parametrize(("height", "width", "box"), [(10, 100, (10, 13)), (100, 10, (13, 10))])
+def test_an_image_too_long_for_the_crop_gets_the_central_box(height, width, box):
+    crop = CropSpec(8, 1.0, 1.0)
+    view = draw_view(ViewPlan((crop,)), crop, height, width, [0.5] * DRAWS_PER_VIEW)
+    assert (view.height, view.width) == box
+    assert view.top == (height - box[0]) // 2
+    assert view.left == (width - box[1]) // 2
+
+
+def test_the_other_draws_have_their_probabilities():
+    count = 6000
+    plan = ViewPlan((CropSpec(8, 0.5, 1.0),))
+    u = keyed_uniforms(keyed_key(2, "rates"), count * DRAWS_PER_VIEW).reshape(count, -1).tolist()
+    views = [draw_view(plan, plan.crops[0], 40, 40, row) for row in u]
+    for rate, wanted in (
+        (np.mean([v.flip for v in views]), 0.5),
+        (np.mean([v.jitter is not None for v in views]), 0.8),
+        (np.mean([v.gray for v in views]), 0.2),
+        (np.mean([v.blur_radius is not None for v in views]), 0.5),
+    ):
+        assert abs(rate - wanted) < 0.025
+    jitters = np.array([v.jitter for v in views if v.jitter is not None])
+    reference = ColorJitter(0.8, 0.8, 0.8, 0.2)
+    ranges = [reference.brightness, reference.contrast, reference.saturation, reference.hue]
+    for column, (low, high) in zip(jitters.T, ranges, strict=True):
+        assert low <= column.min() < low + 0.02 * (high - low)
+        assert high - 0.02 * (high - low) < column.max() <= high
+        assert abs(column.mean() - (low + high) / 2) < 0.02 * (high - low)
+    orders = Counter(v.jitter_order for v in views if v.jitter is not None)
+    assert len(orders) == 24
+    assert max(orders.values()) < 1.5 * min(orders.values())
+    radii = np.array([v.blur_radius for v in views if v.blur_radius is not None])
+    assert radii.min() >= 0.1 and radii.max() <= 2.0
+    assert abs(radii.mean() - 1.05) < 0.05
+
+
+def test_extreme_strengths_stay_in_range():
+    plan = ViewPlan((CropSpec(8, 0.5, 1.0),), jitter=(1.5, 0.0, 0.0, 0.0), jitter_p=1.0)
+    view = draw_view(plan, plan.crops[0], 40, 40, [0.0] * DRAWS_PER_VIEW)
+    assert view.jitter == (0.0, 1.0, 1.0, 0.0)  # brightness never below 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
+def test_pixels_equal_torchvisions_operations_in_the_same_order(order):
+    image = Image.fromarray(pixels(4, 50))
+    jitter = (1.3, 0.6, 1.5, -0.15)
+    view = ViewParams(5, 7, 30, 33, 24, True, jitter, order, True, 1.2)
+    out = F.resized_crop(image, 5, 7, 30, 33, [24, 24], F.InterpolationMode.BILINEAR)
+    out = F.hflip(out)
+    functions = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+    for which in order:
+        out = functions[which](out, jitter[which])
+    colour = out
+    out = F.rgb_to_grayscale(out, num_output_channels=3)
+    from PIL import ImageFilter
+
+    out = out.filter(ImageFilter.GaussianBlur(radius=1.2))
+    got = apply_view(image, view)
+    assert got.shape == (24, 24, 3)
+    assert np.array_equal(got, np.asarray(out))
+    plain = apply_view(image, dataclasses.replace(view, gray=False, blur_radius=None))
+    assert np.array_equal(plain, np.asarray(colour))
+
+
+def test_a_view_without_distortions_is_crop_and_resize():
+    image = Image.fromarray(pixels(4, 50))
+    view = ViewParams(0, 10, 40, 40, 16, False, None, (0, 1, 2, 3), False, None)
+    expected = F.resized_crop(image, 0, 10, 40, 40, [16, 16], F.InterpolationMode.BILINEAR)
+    assert np.array_equal(apply_view(image, view), np.asarray(expected))
+
+
+def test_normalize_is_to_tensor_and_normalize():
+    image = pixels(4, 12)
+    mean, std = (0.485, 0.456, 0.406), (0.228, 0.224, 0.225)
+    got = normalize(torch.from_numpy(image.copy()).permute(2, 0, 1)[None], mean, std)[0]
+    expected = F.normalize(F.to_tensor(Image.fromarray(image)), list(mean), list(std))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(40, 30), (30, 40), (10, 30)])
+def test_the_test_transform(size):
+    image = Image.fromarray(pixels(1, 64)).resize(size)
+    expected = F.center_crop(F.resize(image, [24]), [20])
+    assert np.array_equal(resize_and_center(image, 24, 20), np.asarray(expected))

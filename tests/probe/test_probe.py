@@ -1,0 +1,168 @@
+"""kNN and feature extraction."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+from tiny import half_jpeg, image_folder
+from zoo.data.folder import open_folder
+from zoo.data.views.apply import normalize, resize_and_center
+from zoo.errors import InputError
+from zoo.models.factory import create_trunk
+from zoo.probe.features import source_features
+from zoo.probe.knn import knn_accuracy, knn_scores
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.228, 0.224, 0.225)
+
+
+def brute_force(queries, bank, labels, classes, k, temperature):
+    """The definition, one query and one neighbour at a time."""
+    out = []
+    for query in queries.tolist():
+        similar = []
+        for row, label in zip(bank.tolist(), labels.tolist(), strict=True):
+            dot = sum(a * b for a, b in zip(query, row, strict=True))
+            similar.append((dot / math.hypot(*query) / math.hypot(*row), label))
+        scores = [0.0] * classes
+        for cosine, label in sorted(similar, reverse=True)[:k]:
+            scores[label] += math.exp((cosine - 1) / temperature)
+        out.append(scores)
+    return torch.tensor(out, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+def test_knn_is_the_definition(k, temperature):
+    generator = torch.Generator().manual_seed(k)
+    queries, bank = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (9, 30))
+    labels = torch.randint(0, 4, (30,), generator=generator)
+    expected = brute_force(queries, bank, labels, 4, k, temperature)
+    got = knn_scores(queries, bank, labels, 4, k, temperature)
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    single = knn_scores(queries.float(), bank.float(), labels, 4, k, temperature)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [5, 20])
+@pytest.mark.parametrize("case", ["knn_plain", "knn_duplicates"])
+def test_knn_golden(shared, case, k):
+    index = json.loads((shared / "golden" / "index_detection.json").read_text("utf-8"))
+    entry = next(found for found in index["cases"] if found["id"] == case)
+    tensors = load_file(shared / "golden" / entry["file"])
+    take = {key.removeprefix(f"{case}/"): value for key, value in tensors.items() if key.startswith(case)}
+    expected = entry["args"]["expected"][f"k{k}"]
+    ambiguous = next(value for key, value in expected.items() if key.startswith("ambiguous"))
+    clear = torch.tensor([i for i in range(len(take["in/query"])) if i not in ambiguous])
+    got = knn_scores(take["in/query"], take["in/train"], take["in/train_labels"], entry["args"]["classes"], k)
+    tolerance = entry["tolerance"]["per_output"][f"k{k}_scores_div_exp_inv_T"]
+    wanted = take[f"out/k{k}_scores_div_exp_inv_T"]
+    torch.testing.assert_close(got[clear].double(), wanted[clear], **tolerance)
+    assert torch.equal(got.argmax(dim=1)[clear], take[f"out/k{k}_prediction"][clear])
+    accuracy = knn_accuracy(
+        take["in/query"], take["in/query_labels"], take["in/train"], take["in/train_labels"], k
+    )
+    assert 100 * accuracy == pytest.approx(expected["own_float64_top1_percent"], abs=1e-4)
+
+
+def test_knn_over_several_blocks_is_the_same(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    queries, bank = (torch.randn(n, 6, generator=generator) for n in (9, 30))
+    labels = torch.randint(0, 4, (30,), generator=generator)
+    whole = knn_scores(queries, bank, labels, 4, 5)
+    monkeypatch.setattr("zoo.probe.knn._BLOCK", 4)
+    torch.testing.assert_close(knn_scores(queries, bank, labels, 4, 5), whole)
+
+
+def test_knn_accuracy_counts_and_a_class_may_be_missing_from_the_bank():
+    bank, labels = torch.eye(2), torch.tensor([0, 1])
+    queries = torch.tensor([[1.0, 0.1], [0.1, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    assert knn_accuracy(queries, torch.tensor([0, 1, 1, 5]), bank, labels, k=1) == 0.5
+
+
+def test_knn_does_not_overflow_at_a_small_temperature():
+    scores = knn_scores(torch.eye(2), torch.eye(2), torch.tensor([0, 1]), 2, 1, temperature=0.001)
+    assert torch.equal(scores, torch.eye(2))
+
+
+HOW = {"mean": MEAN, "std": STD, "resize": 20, "crop": 16}
+
+
+@pytest.fixture()
+def source(tmp_path):
+    return open_folder(image_folder(tmp_path, 6, side=24))
+
+
+def test_features_of_a_source(source):
+    trunk = create_trunk("resnet18", stem="small", base_planes=4).train()
+    before = {key: value.clone() for key, value in trunk.state_dict().items()}
+    features, labels = source_features(trunk, source, HOW, batch_size=4)
+    assert features.shape == (6, 32) and features.dtype == torch.float32
+    assert not features.requires_grad
+    assert labels.tolist() == [source.label(i) for i in range(6)]
+    assert trunk.training
+    assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
+    # By hand: the test transform, and eval mode, in which an image's company doesn't matter.
+    trunk.eval()
+    for index in range(6):
+        image = resize_and_center(Image.fromarray(source.read(index)), 20, 16)
+        inputs = normalize(torch.from_numpy(image.copy()).permute(2, 0, 1)[None], MEAN, STD)
+        torch.testing.assert_close(features[index], trunk(inputs)[0].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_has_the_same_features_in_any_company(source):
+    trunk = create_trunk("resnet18", stem="small", base_planes=4)
+    together, _ = source_features(trunk, source, HOW, batch_size=4)
+
+    class Alone:
+        classes = ()
+
+        def __init__(self, index):
+            self.index = index
+
+        def __len__(self):
+            return 1
+
+        def read(self, _):
+            return source.read(self.index)
+
+        def label(self, _):
+            return -1
+
+    for index in range(6):
+        features, labels = source_features(trunk, Alone(index), HOW, batch_size=4)
+        assert torch.equal(features[0], together[index])
+        assert labels.tolist() == [-1]
+
+
+def test_the_mode_comes_back_even_after_an_error(source):
+    class Failing(nn.Linear):
+        def forward(self, input):
+            raise RuntimeError("no")
+
+    trunk = Failing(2, 2).train()
+    with pytest.raises(RuntimeError, match="no"):
+        source_features(trunk, source, HOW)
+    assert trunk.training
+
+
+def test_an_unreadable_image_is_named(tmp_path):
+    half_jpeg(tmp_path / "bad.jpg")
+    with pytest.raises(InputError) as caught:
+        source_features(create_trunk("resnet18", base_planes=4), open_folder(tmp_path), HOW)
+    assert caught.value.where.endswith("bad.jpg")
+
+
+def test_features_without_a_trunk_are_normalised_pixels(source):
+    features, _ = source_features(nn.Flatten(), source, {**HOW, "mean": (0.0,) * 3, "std": (1.0,) * 3})
+    image = resize_and_center(Image.fromarray(source.read(2)), 20, 16)
+    expected = torch.from_numpy(image.copy()).permute(2, 0, 1).flatten().float() / 255
+    torch.testing.assert_close(features[2], expected)

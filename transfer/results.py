@@ -1,0 +1,58 @@
+"""``result.json``: a transfer result with its evidence. No torch here."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from zoo.files import disk_errors, read_json, write_json
+
+__all__ = ["SCHEMA", "list_results", "new_result_path", "results_of", "results_root", "write_result"]
+
+SCHEMA = 1
+
+
+def results_root() -> Path:
+    """Where results go when no folder is named: ``$ZOO_RESULTS``, else ``results`` here."""
+    return Path(os.environ.get("ZOO_RESULTS") or "results").expanduser()
+
+
+def new_result_path(recipe: str, dataset: str) -> Path:
+    """A fresh folder name below ``results_root()``."""
+    label = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{recipe}-{Path(dataset).name}")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = results_root() / f"{label}-{stamp}"
+    count = 2
+    while path.exists():
+        path = results_root() / f"{label}-{stamp}-{count}"
+        count += 1
+    return path
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> Path:
+    """Write ``result.json`` into a folder, which is made if need be."""
+    with disk_errors("Writing the result", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "result.json", {"schema": SCHEMA, **result})
+    return folder / "result.json"
+
+
+def list_results(root: Path | None = None) -> list[dict[str, Any]]:
+    """All results below a folder, oldest first; files that are none are passed over."""
+    found = []
+    for file in (root or results_root()).glob("*/result.json"):
+        try:
+            result = read_json(file)
+        except (OSError, ValueError):
+            continue
+        if isinstance(result, dict) and result.get("schema") == SCHEMA:
+            found.append({**result, "path": str(file)})
+    return sorted(found, key=lambda result: str(result.get("created")))
+
+
+def results_of(weights_sha256: str) -> list[dict[str, Any]]:
+    """The results that were measured with these weights, without paths of this machine."""
+    mine = [result for result in list_results() if result["weights_sha256"] == weights_sha256]
+    return [{key: value for key, value in result.items() if key != "path"} for result in mine]

@@ -1,0 +1,80 @@
+"""The semi-supervised recipe: fine-tune on a balanced share of the labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from zoo.data.keyed import keyed_key, keyed_permutation, keyed_seed
+from zoo.data.loader import EpochOrder, view_batches
+from zoo.data.source import ImageSource
+from zoo.data.views.apply import normalize
+from zoo.data.views.params import CropSpec, ViewPlan
+from zoo.probe.features import source_features
+
+from ..datasets import SubsetImages
+from ..run import Context
+from .config import SemisupConfig
+
+__all__ = ["balanced_share", "run"]
+
+
+def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
+    """Top-1 of the last epoch on the test images."""
+    chosen = balanced_share(context.train, config.fraction, config.seed)
+    labelled = SubsetImages(context.train, chosen)
+    how = context.preprocessing
+    network = context.trunk
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(keyed_seed(config.seed, "classifier"))
+        head = nn.Linear(network.num_features, context.classes)
+    nn.init.normal_(
+        head.weight, std=0.01, generator=torch.Generator().manual_seed(keyed_seed(config.seed, "head"))
+    )
+    nn.init.zeros_(head.bias)
+    network.fc = head
+    trunk_parameters = [p for name, p in network.named_parameters() if not name.startswith("fc.")]
+    optimizer = torch.optim.SGD(
+        [{"params": trunk_parameters, "lr": config.lr}, {"params": head.parameters(), "lr": config.lr_head}],
+        momentum=0.9,
+    )
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.decay_epochs), config.decay)
+    plan = ViewPlan((CropSpec(int(how["crop"]), 0.08, 1.0),), jitter_p=0.0, gray_p=0.0, blur_p=0.0)
+    order = EpochOrder(len(labelled), min(config.batch_size, len(labelled)), config.seed)
+    batches = view_batches(
+        labelled, plan, order, first_step=0, last_step=order.batches * config.epochs, workers=context.workers
+    )
+    network.train()
+    total = 0.0
+    for step, batch in enumerate(batches):
+        images = normalize(batch.views[0], tuple(how["mean"]), tuple(how["std"]))
+        loss = F.cross_entropy(network(images), batch.labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        total = float(loss.detach())
+        if (step + 1) % order.batches == 0:
+            schedule.step()
+    logits, labels = source_features(network, context.val, how, 64)
+    return {
+        "metrics": {"top1": float((logits.argmax(dim=1) == labels).double().mean()), "train_loss": total},
+        "labelled_images": len(labelled),
+        "head": "the pretraining head was dropped, as expected; the classifier is new",
+        "diverged": not math.isfinite(total),
+    }
+
+
+def balanced_share(source: ImageSource, fraction: float, seed: int) -> list[int]:
+    """Ids of the same share of every class (at least one image each), drawn by key, sorted."""
+    labels = np.array([source.label(index) for index in range(len(source))])
+    chosen: list[int] = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        order = keyed_permutation(keyed_key(seed, "labelled", int(label)), len(members))
+        chosen += members[order[: max(1, round(fraction * len(members)))]].tolist()
+    return sorted(chosen)

@@ -1,0 +1,136 @@
+"""From a run to a published model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..engine.checkpoint import CheckpointFolder
+from ..errors import InputError
+from ..files import read_json
+from ..weights.bundle import Description, write_bundle
+from ..weights.card import model_card
+from ..weights.hubs.local import LocalHub, Published
+from .resolve import resolve
+from .rundir import RunFolder, list_runs, runs_root
+
+__all__ = ["newest_run", "publish_run", "read_run"]
+
+
+def newest_run() -> Path:
+    """The newest run below ``runs_root()`` that has a checkpoint.
+
+    Raises:
+        InputError: there is none.
+    """
+    runs = [run for run in list_runs(runs_root()) if CheckpointFolder(run.checkpoints).steps()]
+    if not runs:
+        raise InputError(
+            "There is no run with a checkpoint.",
+            where=runs_root(),
+            fix="train one (zoo pretrain), or name a run",
+        )
+    return runs[-1].path
+
+
+def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """What a run's newest whole checkpoint holds: its description, the trunk and the heads.
+
+    Raises:
+        InputError: not a run, or one without a whole checkpoint.
+    """
+    path = Path(path)
+    folder = RunFolder(path)
+    info = folder.read()
+    recipe = resolve(folder.recipe).recipe
+    checkpoint, problems = CheckpointFolder(folder.checkpoints).newest()
+    if checkpoint is None:
+        raise InputError(
+            "The run has no whole checkpoint" + (f" ({problems[0]})" if problems else " yet") + ".",
+            where=path,
+        )
+    learner = checkpoint.shared["learner"]
+    trunk = {k.removeprefix("trunk."): v for k, v in learner.items() if k.startswith("trunk.")}
+    heads = {k: v for k, v in learner.items() if not k.startswith("trunk.")}
+    environment = folder.path / "environment.json"
+    versions = read_json(environment)["packages"] if environment.is_file() else {}
+    evaluation, views = recipe.evaluation, recipe.views
+    # Paths on this machine are nobody else's business: sources are published by their last part.
+    public = recipe.to_dict()
+    public["data"]["sources"] = [_public_name(source) for source in recipe.data.sources]
+    description = Description(
+        arch=recipe.trunk.arch,
+        stem=recipe.trunk.stem,
+        base_planes=recipe.trunk.base_planes,
+        num_features=_num_features(trunk),
+        method=recipe.method.name,
+        preprocessing={
+            "mean": list(views.mean),
+            "std": list(views.std),
+            "resize": evaluation.resize,
+            "crop": evaluation.crop,
+            "interpolation": "bilinear",
+        },
+        recipe=public,
+        data={"sources": public["data"]["sources"], **folder.data()},
+        lineage={
+            "run": path.name,
+            "created": info["created"],
+            "step": checkpoint.step,
+            "total_steps": info["total_steps"],
+            "init_from": None if info["init_from"] is None else _public_name(info["init_from"]),
+        },
+        versions=versions,
+    )
+    return description, trunk, heads
+
+
+def _public_name(source: str) -> str:
+    return Path(source).name if "/" in source else source
+
+
+def _num_features(trunk: dict[str, torch.Tensor]) -> int:
+    """Channels of the last stage: the last norm's weight in the last block."""
+    last = [
+        value
+        for key, value in trunk.items()
+        if key.startswith("layer4.") and ".bn" in key and value.ndim == 1
+    ]
+    return int(last[-1].shape[0])
+
+
+def publish_run(
+    run: str | Path | None = None,
+    *,
+    name: str | None = None,
+    tag: str | None = None,
+    licence: str = "unspecified",
+    results: list[dict[str, Any]] | None = None,
+    force: bool = False,
+    hub: LocalHub | None = None,
+) -> Published:
+    """Publish a run's newest checkpoint to the local hub.
+
+    Args:
+        run: the run's folder; the newest run by default.
+        name: ``org/name``; ``me/<recipe>`` by default.
+        tag: a fixed name for this revision, e.g. ``v1``.
+        licence: of the weights.
+        results: transfer results to put into the card.
+        force: move the tag if it points at another revision.
+        hub: where to; the user's local hub by default.
+
+    Raises:
+        InputError: not a run, or a bad name or tag.
+        RunError: the disk is full or read-only; what was published before is untouched.
+    """
+    path = newest_run() if run is None else Path(run)
+    what, trunk, heads = read_run(path)
+    what = Description(**{**what.__dict__, "licence": licence, "results": results or []})
+    target = name or f"me/{what.recipe['name']}"
+    card = model_card(target, what)
+    return (hub or LocalHub()).publish(
+        target, lambda folder: write_bundle(folder, what, trunk, heads, card), tag=tag, force=force
+    )

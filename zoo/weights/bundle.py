@@ -1,0 +1,265 @@
+"""The published form of a backbone: a folder that is whole, verified, and loads without our code.
+
+``model.safetensors`` (the trunk, torchvision's keys), ``heads.safetensors`` (optional), ``config.json``
+(which timm reads for the architectures that it has), ``zoo.json`` (what it is and where it comes from),
+``README.md`` (the card), ``SHA256SUMS``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from ..errors import InputError
+from ..files import read_json, sha256_of, write_json, write_text
+from ..homes import cache_home
+from ..tensors import write_safetensors
+
+__all__ = ["SCHEMA", "Bundle", "Description", "read_bundle", "weights_digest", "write_bundle"]
+
+SCHEMA = 1
+SUMS = "SHA256SUMS"
+WEIGHTS = "model.safetensors"
+HEADS = "heads.safetensors"
+_TIMM_NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a bundle says of itself (``zoo.json``, without the hash of its weights).
+
+    Args:
+        arch: a key of ``zoo.models.factory.TRUNKS``, with ``stem`` and ``base_planes``.
+        num_features: length of a pooled feature.
+        method: the method that trained it, e.g. ``swav``.
+        preprocessing: mean, std, resize, crop, interpolation.
+        recipe: the resolved recipe.
+        data: fingerprint of the images.
+        lineage: the run, its step, and what it was initialised from.
+        versions: of the libraries that trained it.
+        licence: an SPDX name, or ``unspecified``.
+        results: transfer results (``result.json`` documents).
+    """
+
+    arch: str
+    stem: str
+    base_planes: int | None
+    num_features: int
+    method: str
+    preprocessing: dict[str, Any]
+    recipe: dict[str, Any]
+    data: dict[str, Any]
+    lineage: dict[str, Any]
+    versions: dict[str, Any]
+    licence: str = "unspecified"
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **self.__dict__}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose listing was checked (not yet its bytes)."""
+
+    path: Path
+    sums: dict[str, str]
+    info: dict[str, Any]
+
+    @property
+    def weights(self) -> Path:
+        return self.path / WEIGHTS
+
+    @property
+    def weights_sha256(self) -> str:
+        return self.sums[WEIGHTS]
+
+    def verify(self, full: bool = False) -> str:
+        """Check every file's SHA-256, or trust a receipt of an earlier check.
+
+        A receipt holds each file's size, time and inode; it lives in the cache.
+
+        Args:
+            full: read all bytes even if there is a receipt.
+
+        Returns:
+            ``receipt`` or ``full``: what was done.
+
+        Raises:
+            InputError: a file is damaged, missing or replaced by a link.
+        """
+        stamps = {name: _stamp(self.path / name) for name in (*self.sums, SUMS)}
+        receipt = cache_home() / "receipts" / f"{_digest_of(str(self.path.resolve()))}.json"
+        expected = {"sums": self.sums, "stamps": stamps}
+        if not full and receipt.is_file():
+            try:
+                if read_json(receipt) == expected:
+                    return "receipt"
+            except (OSError, ValueError):
+                pass  # a damaged receipt is no receipt
+        for name, digest in self.sums.items():
+            if sha256_of(self.path / name) != digest:
+                raise InputError(
+                    "The file is not what was published (its SHA-256 differs): it is damaged or was changed.",
+                    where=self.path / name,
+                    fix="publish or pull the model again",
+                )
+        try:
+            receipt.parent.mkdir(parents=True, exist_ok=True)
+            write_json(receipt, expected)
+        except OSError:
+            pass  # without a receipt the next load hashes again; that is all
+        return "full"
+
+
+def _stamp(file: Path) -> list[int]:
+    if file.is_symlink():
+        raise InputError(
+            "A bundle holds no links, but this is one.", where=file, fix="publish or pull it again"
+        )
+    try:
+        status = file.stat()
+    except OSError:
+        raise InputError(
+            "A file of the bundle is missing.", where=file, fix="publish or pull it again"
+        ) from None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Open a bundle and check its listing.
+
+    Raises:
+        InputError: not a bundle, one of a future schema, or one that names files outside itself.
+    """
+    sums_file, zoo_file = path / SUMS, path / "zoo.json"
+    if path.is_symlink():
+        raise InputError("A bundle can't be a link.", where=path)
+    if not sums_file.is_file() or not zoo_file.is_file():
+        raise InputError("This folder is not a published model (no SHA256SUMS and zoo.json).", where=path)
+    sums: dict[str, str] = {}
+    for line in sums_file.read_text("utf-8").splitlines():
+        match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if match is None or Path(match[2]).name != match[2] or match[2] in (".", ".."):
+            raise InputError(f"SHA256SUMS has a line that can't be right: {line[:80]!r}.", where=sums_file)
+        sums[match[2]] = match[1]
+    for name in (WEIGHTS, "zoo.json"):
+        if name not in sums:
+            raise InputError(f"SHA256SUMS does not list {name}.", where=sums_file)
+    _stamp(zoo_file)
+    try:
+        info = read_json(zoo_file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The description can't be read ({error}).", where=zoo_file) from None
+    schema = info.get("schema") if isinstance(info, dict) else None
+    if schema != SCHEMA:
+        raise InputError(
+            f"The model was published with schema {schema}; this version reads schema {SCHEMA}.",
+            where=zoo_file,
+            fix="update the toolkit" if isinstance(schema, int) and schema > SCHEMA else None,
+        )
+    return Bundle(path, sums, info)
+
+
+def write_bundle(
+    folder: Path,
+    description: Description,
+    trunk: Mapping[str, torch.Tensor],
+    heads: Mapping[str, torch.Tensor],
+    card: str,
+) -> Bundle:
+    """Write all files of a bundle into an empty folder (see ``zoo.files.whole_folder``).
+
+    The same input gives the same bytes. Tensors that share memory are stored once; the other names
+    are recorded as aliases.
+
+    Raises:
+        InputError: the description is not JSON, by field.
+    """
+    info = description.to_json()
+    for key, value in info.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"The model's description can't be written as JSON: {error}.", where=f"zoo.json: {key}"
+            ) from None
+    for name, tensors in ((WEIGHTS, trunk), (HEADS, heads)):
+        if tensors:
+            kept, aliases = _without_aliases(tensors)
+            if aliases:
+                info.setdefault("aliases", {})[name] = aliases
+            write_safetensors(folder / name, kept)
+    write_json(folder / "config.json", _config(description))
+    write_json(folder / "zoo.json", info)
+    write_text(folder / "README.md", card)
+    names = sorted(file.name for file in folder.iterdir())
+    write_text(folder / SUMS, "".join(f"{sha256_of(folder / name)}  {name}\n" for name in names))
+    for name in (*names, SUMS):
+        (folder / name).chmod(0o644)
+    return read_bundle(folder)
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The SHA-256 that ``model.safetensors`` would have: names weights that are not published yet."""
+    kept, _ = _without_aliases(tensors)
+    return hashlib.sha256(save(kept, metadata={"format": "pt"})).hexdigest()
+
+
+def _without_aliases(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    kept: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and identity in first:
+            aliases[name] = first[identity]
+        else:
+            first[identity] = name
+            kept[name] = tensor.detach().to("cpu").contiguous().clone()
+    return kept, aliases
+
+
+def _config(description: Description) -> dict[str, Any]:
+    """``config.json``: what timm needs to build the network, where it has it; what we need, always."""
+    ours = {key: getattr(description, key) for key in ("arch", "stem", "base_planes")}
+    standard = description.stem == "imagenet" and description.base_planes is None
+    if not (standard and description.arch in _TIMM_NAMES):
+        return {"zoo": ours, "num_features": description.num_features}
+    how = description.preprocessing
+    size = int(how["crop"])
+    return {
+        "architecture": description.arch,
+        "num_classes": 0,
+        "num_features": description.num_features,
+        "global_pool": "avg",
+        "pretrained_cfg": {
+            "tag": description.recipe.get("name", description.method),
+            "input_size": [3, size, size],
+            "fixed_input_size": False,
+            "interpolation": how["interpolation"],
+            "crop_pct": round(size / int(how["resize"]), 4),
+            "crop_mode": "center",
+            "mean": how["mean"],
+            "std": how["std"],
+            "num_classes": 0,
+            "pool_size": [7, 7],
+            "first_conv": "conv1",
+            "classifier": "fc",
+        },
+        "zoo": ours,
+    }
