@@ -68,14 +68,9 @@ def run_demo(seed: int = 0, out: str | Path | None = None, progress: str = "auto
         row: dict[str, Any] = {"features": label}
         for recipe in ("knn", "linear"):
             target = folder / f"{recipe}-{label.replace(' ', '-')}"
+            settings = {"seed": seed} if recipe == "knn" else {"seed": seed, "epochs": _LINEAR_EPOCHS}
             result = transfer(
-                recipe,
-                model=model,
-                dataset=_DATA,
-                settings={"seed": seed},
-                out=target,
-                resize=_SIDE,
-                crop=_SIDE,
+                recipe, model=model, dataset=_DATA, settings=settings, out=target, resize=_SIDE, crop=_SIDE
             )
             row[recipe] = result["metrics"]["top1"]
         rows.append(row)

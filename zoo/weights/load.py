@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..data.keyed import keyed_seed
 from ..errors import InputError
@@ -20,6 +21,7 @@ from .reference import Reference
 __all__ = ["Build", "Loaded", "fill_trunk", "load_trunk", "preprocessing"]
 
 Build = Callable[..., Any]
+_FILLS = {torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_}
 _STANDARD = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "resize": 256, "crop": 224}
 
 
@@ -63,6 +65,15 @@ def _random_seed(target: Reference) -> int:
     return int(revision)
 
 
+class _NoInitialisation(TorchFunctionMode):
+    """Skips what constructors fill tensors with; on the meta device that costs most of the building."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FILLS:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def fill_trunk(
     build: Build,
     arch: str,
@@ -76,7 +87,8 @@ def fill_trunk(
     Raises:
         InputError: the tensors don't fit the network.
     """
-    with torch.device("meta"):  # no memory and no random numbers for values that are replaced anyway
+    # No memory and no random numbers for values that are replaced anyway.
+    with torch.device("meta"), _NoInitialisation():
         model = build(arch, stem=stem, base_planes=base_planes)
     try:
         model.load_state_dict(tensors, strict=True, assign=True)
