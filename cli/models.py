@@ -158,9 +158,10 @@ def pull(model: Name, out: Out = None) -> None:
     """Copy a model out of the hub into a folder, verified."""
     from pathlib import Path
 
-    from zoo.weights.hubs.local import LocalHub
+    from zoo.weights.hubs.local import LocalHub, check_name
 
     name, revision = _split(model)
+    check_name(name)
     target = Path(out or name.split("/")[1])
     LocalHub().pull(name, revision, target)
     print(f"{model} is in {target}")

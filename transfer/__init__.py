@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any, NamedTuple
 
-from zoo.errors import InputError
+from zoo.errors import InputError, did_you_mean
 
 __all__ = ["RECIPES", "RecipeEntry", "config_class", "recipe_function"]
 
@@ -47,11 +46,10 @@ def recipe_function(name: str) -> Any:
 
 def _entry(name: str) -> RecipeEntry:
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
         raise InputError(
             "There is no transfer recipe of this name.",
             where=name,
-            fix=(f"did you mean {near[0]}? " if near else "") + "Known: " + ", ".join(RECIPES),
+            fix=did_you_mean(name, RECIPES) + "Known: " + ", ".join(RECIPES),
         )
     return RECIPES[name]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-from zoo.files import disk_errors, read_json, write_json
+from zoo.files import disk_errors, fresh_path, read_json, write_json
 
 __all__ = ["SCHEMA", "list_results", "new_result_path", "results_of", "results_root", "write_result"]
 
@@ -22,13 +21,7 @@ def results_root() -> Path:
 def new_result_path(recipe: str, dataset: str) -> Path:
     """A fresh folder name below ``results_root()``."""
     label = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{recipe}-{Path(dataset).name}")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = results_root() / f"{label}-{stamp}"
-    count = 2
-    while path.exists():
-        path = results_root() / f"{label}-{stamp}-{count}"
-        count += 1
-    return path
+    return fresh_path(results_root(), label)
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:

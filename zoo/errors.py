@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "EXIT_BAD_INPUT",
     "EXIT_FAILURE",
@@ -11,6 +14,7 @@ __all__ = [
     "RunError",
     "Stopped",
     "ZooError",
+    "did_you_mean",
 ]
 
 EXIT_FAILURE = 1
@@ -75,3 +79,9 @@ class Stopped(ZooError):
 
 class RunError(ZooError):
     """The input was fine, but the work could not be done (disk, memory, a number that blew up)."""
+
+
+def did_you_mean(word: str, known: Iterable[str], count: int = 1, likeness: float = 0.5) -> str:
+    """``"did you mean X? "`` with the nearest known names, or nothing: the beginning of a ``fix``."""
+    near = difflib.get_close_matches(word, list(known), n=count, cutoff=likeness)
+    return f"did you mean {' or '.join(near)}? " if near else ""

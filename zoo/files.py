@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from .errors import RunError
 
 __all__ = [
     "disk_errors",
+    "fresh_path",
     "fsync_path",
     "read_json",
     "sha256_of",
@@ -111,6 +113,17 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     fsync_path(target.parent)
+
+
+def fresh_path(root: Path, label: str) -> Path:
+    """A name below ``root`` that nothing has yet: the label, date and time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = root / f"{label}-{stamp}"
+    count = 2
+    while path.exists():
+        path = root / f"{label}-{stamp}-{count}"
+        count += 1
+    return path
 
 
 def sha256_of(path: Path) -> str:

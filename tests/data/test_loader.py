@@ -66,8 +66,9 @@ def test_the_shape_of_a_batch(source, alone):
     assert alone[0].labels.tolist() == [source.label(int(i)) for i in alone[0].ids]
 
 
-def test_rows_of_a_view_belong_to_the_ids(source, alone):
-    batch = alone[1]
+@pytest.mark.parametrize("step", [1, 4])
+def test_rows_of_a_view_belong_to_the_ids(source, alone, step):
+    batch = alone[step]
     for view in range(3):
         for row, sample in enumerate(batch.ids.tolist()):
             u = keyed_uniforms(keyed_key(5, "views", batch.epoch, sample), 3 * DRAWS_PER_VIEW).reshape(3, -1)
@@ -174,6 +175,16 @@ def test_skipping_substitutes_reports_and_is_repeatable(one_bad):
     double = next(i for i, n in Counter(batch.ids.tolist()).items() if n == 2)
     rows = [r for r, i in enumerate(batch.ids.tolist()) if i == double]
     assert torch.equal(batch.views[1][rows[0]], batch.views[1][rows[1]])
+
+
+def test_a_substitute_that_is_bad_itself_is_substituted_too(tmp_path):
+    for i in range(4):
+        save_image(tmp_path / f"good{i}.jpg", i)
+        half_jpeg(tmp_path / f"zbad{i}.jpg")
+    found = batches(open_folder(tmp_path), batch_size=8, last=4, skip_bad=True)
+    assert all(set(batch.ids.tolist()) <= {0, 1, 2, 3} for batch in found)
+    assert all({bad.sample for bad in batch.bad} == {4, 5, 6, 7} for batch in found)
+    assert any(len(batch.bad) > 4 for batch in found)  # it did happen
 
 
 def test_skipping_gives_up_when_nothing_can_be_read(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.data.decode import decode_image
-from zoo.errors import InputError
+from zoo.errors import InputError, did_you_mean
 from zoo.files import sha256_of
 
 __all__ = ["VOC_CLASSES", "VocBoxes", "VocImages", "find_voc", "open_voc"]
@@ -73,12 +72,10 @@ class VocImages:
         for name, objects in zip(self.ids, self._raw, strict=True):
             for label, _, _ in objects:
                 if label not in self.classes:
-                    near = difflib.get_close_matches(label, self.classes, n=1)
                     raise InputError(
                         f"An object has a class that training doesn't know: {label}.",
                         where=root / "Annotations" / f"{name}.xml",
-                        fix=(f"did you mean {near[0]}? " if near else "")
-                        + f"known: {', '.join(self.classes)}",
+                        fix=did_you_mean(label, self.classes) + f"known: {', '.join(self.classes)}",
                     )
 
     def __len__(self) -> int:

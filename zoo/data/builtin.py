@@ -7,7 +7,6 @@ photograph, the train patches from the rest, with a gap that belongs to neither.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from .source import ImageSource
 
 __all__ = ["BUILTIN_NAMES", "PATCH", "SPLITS", "PhotoPatches", "open_builtin"]
@@ -221,7 +220,9 @@ def open_builtin(name: str, split: str) -> ImageSource:
         InputError: unknown name (with the nearest one that exists) or split.
     """
     if name not in _SOURCES:
-        near = difflib.get_close_matches(name, BUILTIN_NAMES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(BUILTIN_NAMES)}"
-        raise InputError(f"There is no built-in collection {name!r}.", where=name, fix=hint)
+        raise InputError(
+            f"There is no built-in collection {name!r}.",
+            where=name,
+            fix=did_you_mean(name, BUILTIN_NAMES, likeness=0.4) + f"Known: {', '.join(BUILTIN_NAMES)}",
+        )
     return _SOURCES[name](split)

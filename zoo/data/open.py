@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from .builtin import open_builtin
 from .folder import open_folder, open_list
 from .named import NAMED_SETS, open_named
@@ -40,11 +39,10 @@ def open_source(spec: str, split: str = "train") -> ImageSource:
         return open_list(path, spec)
     if spec in NAMED_SETS:
         return open_named(spec, split)
-    near = difflib.get_close_matches(spec, [*NAMED_SETS, "builtin:photos"], n=1)
     raise InputError(
         "The data is neither a folder, nor a text file of paths, nor a known name.",
         where=spec,
-        fix=(f"did you mean {near[0]}? " if near else "")
+        fix=did_you_mean(spec, [*NAMED_SETS, "builtin:photos"])
         + "Known names: builtin:photos, "
         + ", ".join(NAMED_SETS),
     )

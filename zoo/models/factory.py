@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 
 __all__ = ["TRUNKS", "create_trunk"]
 
@@ -51,11 +50,10 @@ def create_trunk(
     from .resnet import ResNet, drop_classifier
 
     if arch not in TRUNKS:
-        near = difflib.get_close_matches(arch, TRUNKS, n=1)
         raise InputError(
             "There is no trunk of this name.",
             where=arch,
-            fix=(f"did you mean {near[0]}? " if near else "") + "Known: " + ", ".join(TRUNKS),
+            fix=did_you_mean(arch, TRUNKS) + "Known: " + ", ".join(TRUNKS),
         )
     kind, layers, arguments = TRUNKS[arch]
     if base_planes is not None:

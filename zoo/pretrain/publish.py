@@ -76,7 +76,7 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
         recipe=public,
         data={"sources": public["data"]["sources"], **folder.data()},
         lineage={
-            "run": path.name,
+            "run": path.resolve().name,
             "created": info["created"],
             "step": checkpoint.step,
             "total_steps": info["total_steps"],

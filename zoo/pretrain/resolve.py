@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from .config import Recipe
 from .methods import method_config_class
 
@@ -171,12 +170,10 @@ def _find(name: str) -> tuple[str, str, Path]:
     if "/" not in name and packaged.is_file():
         return name, packaged.read_text("utf-8"), Path()
     known = list_recipes()
-    near = difflib.get_close_matches(name, known, n=1)
     raise InputError(
         "There is no recipe of this name.",
         where=name,
-        fix=(f"did you mean {near[0]}? " if near else "")
-        + f"Known: {', '.join(known)}; or pass a file that ends in .yaml",
+        fix=did_you_mean(name, known) + f"Known: {', '.join(known)}; or pass a file that ends in .yaml",
     )
 
 
@@ -222,10 +219,8 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[s
     more = f" ({len(problems) - 1} more problems after this one)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
         names = _names_at(parts[:-1], tree)
-        near = difflib.get_close_matches(parts[-1], names, n=1)
-        elsewhere = [p for p in _all_keys() if p.split(".")[-1] == parts[-1]]
-        meant = elsewhere[0] if elsewhere else near[0] if near else None
-        advice = f"did you mean {meant}? " if meant else ""
+        elsewhere = [path for path in _all_keys() if path.split(".")[-1] == parts[-1]]
+        advice = f"did you mean {elsewhere[0]}? " if elsewhere else did_you_mean(parts[-1], names)
         return InputError(
             f"The recipe has an unknown key{more}.",
             where=where,

@@ -25,6 +25,7 @@ from ..engine.progress import choose_progress
 from ..engine.signals import StopRequest
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
 from ..errors import InputError, Stopped
+from ..files import fresh_path
 from ..models.factory import create_trunk
 from ..models.small_maps import use_central_tap
 from ..optim.lars import LARS
@@ -36,7 +37,7 @@ from .methods import method_class
 from .methods.base import Method
 from .methods.config_base import RunShape
 from .resolve import Resolved, differences, resolve
-from .rundir import RunFolder, RunLock, new_run_path
+from .rundir import RunFolder, RunLock, runs_root
 
 __all__ = ["RunResult", "build_method", "resume", "start", "view_settings"]
 
@@ -105,7 +106,7 @@ def start(
     session = _Session(resolved)
     if init_from is not None:
         session.init_from(Path(init_from))
-    folder = RunFolder(Path(out) if out is not None else new_run_path(resolved.recipe.name))
+    folder = RunFolder(Path(out) if out is not None else fresh_path(runs_root(), resolved.recipe.name))
     info = {
         "recipe_name": resolved.recipe.name,
         "method": resolved.recipe.method.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,17 +160,6 @@ def list_runs(root: Path) -> list[RunFolder]:
         return []
     found = [RunFolder(entry) for entry in root.iterdir() if (entry / _MARK).is_file()]
     return sorted(found, key=lambda run: (run.path / _MARK).stat().st_mtime)
-
-
-def new_run_path(name: str) -> Path:
-    """A fresh folder name below ``runs_root()``: recipe, date and time."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = runs_root() / f"{name}-{stamp}"
-    count = 2
-    while path.exists():
-        path = runs_root() / f"{name}-{stamp}-{count}"
-        count += 1
-    return path
 
 
 class RunLock:

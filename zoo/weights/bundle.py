@@ -63,7 +63,20 @@ class Description:
     results: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **self.__dict__}
+        """``zoo.json``, as far as it is known before the files are written.
+
+        Raises:
+            InputError: a value is not JSON, by field.
+        """
+        info = {"schema": SCHEMA, **self.__dict__}
+        for key, value in info.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"The model's description can't be written as JSON: {error}.", where=f"zoo.json: {key}"
+                ) from None
+        return info
 
 
 @dataclass(frozen=True)
@@ -107,11 +120,7 @@ class Bundle:
                 pass  # a damaged receipt is no receipt
         for name, digest in self.sums.items():
             if sha256_of(self.path / name) != digest:
-                raise InputError(
-                    "The file is not what was published (its SHA-256 differs): it is damaged or was changed.",
-                    where=self.path / name,
-                    fix="publish or pull the model again",
-                )
+                raise _damaged(self.path / name)
         try:
             receipt.parent.mkdir(parents=True, exist_ok=True)
             write_json(receipt, expected)
@@ -120,16 +129,24 @@ class Bundle:
         return "full"
 
 
+def _damaged(file: Path) -> InputError:
+    return InputError(
+        "The file is not what was published (its SHA-256 differs): it is damaged or was changed.",
+        where=file,
+        fix="publish or pull the model again",
+    )
+
+
 def _stamp(file: Path) -> list[int]:
     if file.is_symlink():
         raise InputError(
-            "A bundle holds no links, but this is one.", where=file, fix="publish or pull it again"
+            "A bundle holds no links, but this is one.", where=file, fix="publish or pull the model again"
         )
     try:
         status = file.stat()
     except OSError:
         raise InputError(
-            "A file of the bundle is missing.", where=file, fix="publish or pull it again"
+            "A file of the bundle is missing.", where=file, fix="publish or pull the model again"
         ) from None
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -150,15 +167,25 @@ def read_bundle(path: Path) -> Bundle:
     if not sums_file.is_file() or not zoo_file.is_file():
         raise InputError("This folder is not a published model (no SHA256SUMS and zoo.json).", where=path)
     sums: dict[str, str] = {}
-    for line in sums_file.read_text("utf-8").splitlines():
+    _stamp(sums_file)
+    for line in sums_file.read_text("utf-8", errors="replace").splitlines():
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if match is None or Path(match[2]).name != match[2] or match[2] in (".", ".."):
-            raise InputError(f"SHA256SUMS has a line that can't be right: {line[:80]!r}.", where=sums_file)
+            raise InputError(
+                f"SHA256SUMS has a line that can't be right: {line[:80]!r}.",
+                where=sums_file,
+                fix="publish or pull the model again",
+            )
         sums[match[2]] = match[1]
     for name in (WEIGHTS, "zoo.json"):
         if name not in sums:
-            raise InputError(f"SHA256SUMS does not list {name}.", where=sums_file)
+            raise InputError(
+                f"SHA256SUMS does not list {name}.", where=sums_file, fix="publish or pull the model again"
+            )
     _stamp(zoo_file)
+    # The description is believed before the other files are checked, so it is checked here.
+    if sha256_of(zoo_file) != sums[zoo_file.name]:
+        raise _damaged(zoo_file)
     try:
         info = read_json(zoo_file)
     except (OSError, ValueError) as error:
@@ -189,13 +216,6 @@ def write_bundle(
         InputError: the description is not JSON, by field.
     """
     info = description.to_json()
-    for key, value in info.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"The model's description can't be written as JSON: {error}.", where=f"zoo.json: {key}"
-            ) from None
     for name, tensors in ((WEIGHTS, trunk), (HEADS, heads)):
         if tensors:
             kept, aliases = _without_aliases(tensors)

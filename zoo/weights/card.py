@@ -67,7 +67,7 @@ def model_card(name: str, what: Description) -> str:
         "## Training",
         "",
         "```json",
-        json.dumps(what.recipe, indent=1, ensure_ascii=False),
+        json.dumps(what.to_json()["recipe"], indent=1, ensure_ascii=False),
         "```",
         "",
         "## Licence",
@@ -84,6 +84,7 @@ def _results(results: list[dict[str, Any]]) -> list[str]:
     lines = ["| recipe | data | metric | value | seeds |", "|---|---|---|---|---|"]
     for result in results:
         seeds = ", ".join(str(seed) for seed in result.get("seeds", []))
-        for metric, value in result["metrics"].items():
+        numbers = {key: value for key, value in result["metrics"].items() if value is not None}
+        for metric, value in numbers.items():
             lines.append(f"| {result['recipe']} | {result['dataset']} | {metric} | {value:.4g} | {seeds} |")
     return lines

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from .bundle import SUMS
 from .hubs.local import LocalHub
 
@@ -27,6 +26,13 @@ class Reference:
         return f"{self.kind}:{self.name}" + (f"@{self.revision}" if self.revision else "")
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # e.g. a name that is too long for the disk
+        return False
+
+
 def parse_reference(text: str) -> Reference:
     """Read a reference. A path that exists is a path; ``org/name`` is in the local hub.
 
@@ -42,25 +48,21 @@ def parse_reference(text: str) -> Reference:
         name, _, revision = rest.partition("@")
         return Reference(kind, name, revision or None)
     path = Path(text).expanduser()
-    if path.exists():
+    if _exists(path):
         return Reference("path" if (path / SUMS).is_file() else "run", str(path))
     name, _, revision = text.partition("@")
     if colon and "/" not in kind:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
         raise InputError(
             f"There is no kind of model called {kind!r}.",
             where=text,
-            fix=(f"did you mean {near[0]}:? " if near else "")
-            + "Known: "
-            + ", ".join(f"{k}:" for k in KINDS),
+            fix=did_you_mean(kind, KINDS) + "Known: " + ", ".join(f"{k}:" for k in KINDS),
         )
     known = LocalHub().names()
     if name in known:
         return Reference("local", name, revision or None)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     raise InputError(
         "This is neither a path that exists nor a model in the local hub.",
         where=text,
-        fix=(f"did you mean {' or '.join(near)}? " if near else "") + "`zoo list` shows what there is; "
+        fix=did_you_mean(name, known, count=3, likeness=0.4) + "`zoo list` shows what there is; "
         "random:resnet50 and supervised:resnet50 are models too",
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any, NamedTuple
 
-from ...errors import InputError
+from ...errors import InputError, did_you_mean
 
 __all__ = ["METHODS", "MethodEntry", "method_class", "method_config_class"]
 
@@ -36,11 +35,10 @@ def method_class(name: str) -> Any:
 
 def _entry(name: str) -> MethodEntry:
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
         raise InputError(
             "There is no method of this name.",
             where=f"method.name: {name}",
-            fix=(f"did you mean {near[0]}? " if near else "") + "Known: " + ", ".join(METHODS),
+            fix=did_you_mean(name, METHODS) + "Known: " + ", ".join(METHODS),
         )
     return METHODS[name]
 

@@ -7,7 +7,6 @@ each tag means. A revision's name is the hash of its content, so publishing the 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import hashlib
 import os
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
+from ...errors import InputError, did_you_mean
 from ...files import disk_errors, read_json, whole_folder, write_json
 from ...homes import hub_home
 from ..bundle import SUMS, Bundle, read_bundle
@@ -82,13 +81,12 @@ class LocalHub:
         """
         file = self._folder(name) / "refs.json"
         if not file.is_file():
-            near = difflib.get_close_matches(name, self.names(), n=1, cutoff=0.5)
             raise InputError(
                 "There is no such model in the local hub.",
                 where=f"{name} (in {self.home})",
-                fix=f"did you mean {near[0]}?" if near else "`zoo list` shows what there is",
+                fix=did_you_mean(name, self.names()) + "`zoo list` shows what there is",
             )
-        return dict(read_json(file)["tags"])
+        return _read_tags(file)
 
     def revisions(self, name: str) -> list[str]:
         """All revisions that are on disk, oldest first."""
@@ -120,14 +118,16 @@ class LocalHub:
                     fix=f"tags: {', '.join(sorted(tags))}; revisions: {', '.join(self.revisions(name))}",
                 )
             found = matches[0]
-        bundle = read_bundle(self._folder(name) / "revisions" / found)
-        if hashlib.sha256((bundle.path / SUMS).read_bytes()).hexdigest()[:16] != found:
+        path = self._folder(name) / "revisions" / found
+        sums = path / SUMS
+        # The list before what it lists: with a damaged list the wrong file would be blamed.
+        if sums.is_file() and hashlib.sha256(sums.read_bytes()).hexdigest()[:16] != found:
             raise InputError(
                 "The list of hashes is not what was published: it is damaged or was changed.",
-                where=bundle.path / SUMS,
+                where=sums,
                 fix="publish or pull the model again",
             )
-        return bundle
+        return read_bundle(path)
 
     def publish(
         self, name: str, write: Callable[[Path], Any], tag: str | None = None, force: bool = False
@@ -150,8 +150,9 @@ class LocalHub:
         with disk_errors("Publishing", folder):
             (folder / "revisions").mkdir(parents=True, exist_ok=True)
             with self._locked(folder):
+                self._sweep(folder)
                 self._sweep(folder / "revisions")
-                known = read_json(folder / "refs.json")["tags"] if (folder / "refs.json").is_file() else {}
+                known = _read_tags(folder / "refs.json") if (folder / "refs.json").is_file() else {}
                 staged = folder / "revisions" / "incoming"
                 shutil.rmtree(staged, ignore_errors=True)
                 with whole_folder(staged) as temporary:
@@ -233,7 +234,10 @@ class LocalHub:
         """Remove what a killed publisher left half-written (we hold the lock: nobody is writing)."""
         for entry in folder.iterdir():
             if entry.name.startswith(".") and entry.name.endswith(".tmp"):
-                shutil.rmtree(entry, ignore_errors=True)
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
 
     @staticmethod
     @contextlib.contextmanager
@@ -244,6 +248,20 @@ class LocalHub:
             yield
         finally:
             os.close(handle)
+
+
+def _read_tags(file: Path) -> dict[str, str]:
+    try:
+        tags = read_json(file)["tags"]
+        if not all(isinstance(revision, str) for revision in tags.values()):
+            raise ValueError("a tag names no revision")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"The list of the model's tags can't be read ({error!r}).",
+            where=file,
+            fix=f"delete the folder {file.parent} and publish the model again",
+        ) from None
+    return dict(tags)
 
 
 def _taken(name: str, tag: str, revision: str) -> InputError:

@@ -1,0 +1,32 @@
+"""Every test has a hub, a cache, runs and results of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from .published import bundle_at, describe, isolate, small_run, standard
+
+
+@pytest.fixture(autouse=True)
+def _homes(monkeypatch, tmp_path):
+    isolate(monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """A finished tiny run; treat it as read-only."""
+    return small_run(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def resnet18(tmp_path_factory):
+    """A bundle of a ResNet-18 of the usual width, 45 MB; treat it as read-only."""
+    return bundle_at(tmp_path_factory.mktemp("bundles") / "resnet18", standard()).path
+
+
+@pytest.fixture(scope="session")
+def narrow50(tmp_path_factory):
+    """A bundle of a narrow ResNet-50; treat it as read-only."""
+    return bundle_at(
+        tmp_path_factory.mktemp("bundles") / "narrow50", describe(arch="resnet50", num_features=256)
+    ).path
