@@ -53,7 +53,8 @@ class KnnCurve(Callback):
         self.file = file
         self.points: list[dict[str, Any]] = []
         self._losses: list[float] = []
-        self._ends_at = time.monotonic() + 3600 * hours
+        self._budget = 3600 * hours
+        self._ends_at = float("inf")
 
     def accuracy(self, trunk: nn.Module) -> float:
         """Top-1 of the validation images by their neighbours among the training images."""
@@ -69,6 +70,7 @@ class KnnCurve(Callback):
             self.file.write_text("".join(json.dumps(point) + "\n" for point in self.points), "utf-8")
         if not self.points:
             self._measure(0, loop)
+        self._ends_at = time.monotonic() + self._budget
 
     def on_step(self, record: Any) -> None:
         self._losses.append(record.loss)
@@ -168,14 +170,14 @@ def main() -> int:
             "recipe": settings,
         },
     )
-    risen = last > max(randoms)
-    print(
-        f"random {100 * first:.1f} % (others {100 * min(randoms):.1f} to {100 * max(randoms):.1f}), now "
-        f"{100 * last:.1f} %: {'above' if risen else 'NOT above'} every random backbone"
-    )
     if result.exit_code:
         print("not finished: run the same line again to go on")
         return result.exit_code
+    risen = last > max(randoms)
+    print(
+        f"random {100 * first:.1f} % (all: {100 * min(randoms):.1f} to {100 * max(randoms):.1f}), now "
+        f"{100 * last:.1f} %: {'above' if risen else 'NOT above'} every random backbone"
+    )
     return 0 if risen else 1
 
 

@@ -89,7 +89,7 @@ def open_labelled(name: str, root: str | None = None, allow_overlap: bool = Fals
                 where=source.name,
                 fix="put each class into a folder of its own",
             )
-    if train.fingerprint() == val.fingerprint():
+    if train.fingerprint() == val.fingerprint() and _same_contents(train, val):
         raise InputError("The training and the test images are the same.", where=name)
     if not allow_overlap and isinstance(train, FileImages) and isinstance(val, FileImages):
         _refuse_overlap(train, val)
@@ -123,6 +123,13 @@ def _by_training_names(train: ImageSource, val: ImageSource) -> ImageSource:
     labels = [val.label(index) for index in range(len(val))]
     mapped = [UNLABELLED if label < 0 else number[label] for label in labels]
     return SubsetImages(val, range(len(val)), mapped)
+
+
+def _same_contents(train: ImageSource, val: ImageSource) -> bool:
+    """Are sources of equal fingerprints equal? Files may have the same names and sizes by chance."""
+    if not isinstance(train, FileImages) or not isinstance(val, FileImages):
+        return True
+    return all(_digest(train.where(i)) == _digest(val.where(i)) for i in range(len(train)))
 
 
 def _refuse_overlap(train: FileImages, val: FileImages) -> None:

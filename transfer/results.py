@@ -47,5 +47,14 @@ def list_results(root: Path | None = None) -> list[dict[str, Any]]:
 
 def results_of(weights_sha256: str) -> list[dict[str, Any]]:
     """The results that were measured with these weights, without paths of this machine."""
-    mine = [result for result in list_results() if result["weights_sha256"] == weights_sha256]
-    return [{key: value for key, value in result.items() if key != "path"} for result in mine]
+    mine = [
+        {key: value for key, value in result.items() if key != "path"}
+        for result in list_results()
+        if result.get("weights_sha256") == weights_sha256
+    ]
+    return [{**result, "model": _public_name(result["model"])} for result in mine]
+
+
+def _public_name(reference: str) -> str:
+    kind, colon, name = reference.partition(":")
+    return f"{kind}:{Path(name).name}" if colon and kind in ("path", "run") else reference

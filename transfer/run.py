@@ -132,6 +132,7 @@ def transfer(
         what = {**info, "preprocessing": context.preprocessing, "weights_sha256": digest}
         evidence = {
             "classes": len(labelled.classes),
+            "class_names": list(labelled.classes),  # the test part's labels were mapped to these
             "train": labelled.train.fingerprint(),
             "val": labelled.val.fingerprint(),
         }

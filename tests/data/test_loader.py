@@ -14,11 +14,11 @@ from torchvision.transforms import functional as F
 
 from tiny import half_jpeg, image_folder, pixels, save_image
 from zoo.data.folder import open_folder
-from zoo.data.keyed import keyed_key, keyed_permutation, keyed_uniforms
 from zoo.data.loader import EpochOrder, view_batches
 from zoo.data.views.apply import apply_view, normalize, resize_and_center
 from zoo.data.views.params import DRAWS_PER_VIEW, CropSpec, ViewParams, ViewPlan, draw_view
 from zoo.errors import InputError
+from zoo.keyed import keyed_key, keyed_permutation, keyed_uniforms
 
 PLAN = ViewPlan((CropSpec(16, 0.3, 1.0), CropSpec(16, 0.3, 1.0), CropSpec(8, 0.1, 0.3)))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .published import bundle_at, describe, isolate, small_run, standard
+from .published import bundle_at, command, describe, isolate, small_run, standard
+
+__all__ = ["command"]
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +135,7 @@ def flip(file: Path, offset: int = -1, mask: int = 0x01) -> None:
 
 
 def in_fresh_process(
-    code: str, *words: object, cwd: Path | None = None, check: bool = True, **environment: str
+    code: str, *words: object, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a new interpreter with standard input closed; nothing of the tests is on its path."""
     done = subprocess.run(
@@ -144,9 +146,8 @@ def in_fresh_process(
         cwd=cwd,
         timeout=240,
         check=False,
-        env={**os.environ, **environment},
     )
-    assert not check or done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     return done
 
 
@@ -155,3 +156,32 @@ def names_no_place(text: str, *places: Path) -> None:
     for place in (*places, ROOT, Path.home(), Path(sys.prefix)):
         if len(str(place)) > 1:
             assert str(place) not in text
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Run ``zoo ...`` in this process: (exit code, standard output, standard error)."""
+    from cli.main import run
+
+    logger = logging.getLogger("zoo")
+    before = (list(logger.handlers), logger.propagate, logger.level)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            run([str(word) for word in words])
+        out, err = capfd.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    yield call
+    logger.handlers[:], logger.propagate = before[0], before[1]
+    logger.setLevel(before[2])
+
+
+def assert_clear(answer: tuple[int, str, str], *names: object, code: int = 2) -> None:
+    """One message with a place and advice, no traceback, nothing on standard output."""
+    status, out, err = answer
+    assert (status, out) == (code, ""), err
+    assert err.startswith("error: ") and "Traceback" not in err and "unexpected" not in err
+    for name in names:
+        assert str(name) in err, err

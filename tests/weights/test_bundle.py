@@ -133,7 +133,10 @@ def test_the_card_speaks_of_the_model_and_its_lines_work(tmp_path):
     lines = card.split("```python\n")[1].split("```")[0]
     names: dict = {}
     exec(lines, names)
-    assert names["model"](names["transform"](torch.zeros(3, 50, 60, dtype=torch.uint8))[None]).shape == (1, 64)
+    assert names["model"](names["transform"](torch.zeros(3, 50, 60, dtype=torch.uint8))[None]).shape == (
+        1,
+        64,
+    )
 
 
 def test_the_card_of_a_usual_network_tells_timms_users(resnet18):

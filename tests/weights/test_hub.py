@@ -118,7 +118,12 @@ def test_latest_moves_and_other_tags_stay():
     assert first.new and second.new and first.revision != second.revision
     assert hub.refs("me/small") == {"latest": second.revision, "v1": first.revision}
     assert hub.revisions("me/small") == [first.revision, second.revision]
-    for wanted, found in ((None, second), ("v1", first), (first.revision, first), (first.revision[:6], first)):
+    for wanted, found in (
+        (None, second),
+        ("v1", first),
+        (first.revision, first),
+        (first.revision[:6], first),
+    ):
         assert hub.resolve("me/small", wanted).path == found.path
     assert zoo.load(f"me/small@{first.revision[:8]}", progress=False).zoo_info["revision"] == first.revision
 
@@ -247,7 +252,8 @@ def test_damaged_references_are_named(content):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize(
-    "broken", ["zoo.weights.bundle.write_safetensors", "zoo.weights.bundle.write_json", "zoo.files.fsync_path"]
+    "broken",
+    ["zoo.weights.bundle.write_safetensors", "zoo.weights.bundle.write_json", "zoo.files.fsync_path"],
 )
 def test_a_full_disk_leaves_the_old_revision_whole(monkeypatch, broken, number):
     old = publish(seed=0, tag="v1")

@@ -166,6 +166,15 @@ def _read_annotation(file: Path) -> list[tuple[str, tuple[float, float, float, f
         values = None if box is None else [box.findtext(k) for k in ("xmin", "ymin", "xmax", "ymax")]
         if values is None or None in values or not name:
             raise InputError("An object in the annotation has no name or no box.", where=file)
-        xmin, ymin, xmax, ymax = (float(v) for v in values if v is not None)
+        try:
+            xmin, ymin, xmax, ymax = (float(v) for v in values if v is not None)
+        except ValueError as error:
+            raise InputError(f"A box in the annotation is not four numbers ({error}).", where=file) from None
+        if not (xmin <= xmax and ymin <= ymax):
+            raise InputError(
+                f"A box in the annotation is upside down: xmin {xmin:g}, ymin {ymin:g}, xmax {xmax:g}, "
+                f"ymax {ymax:g}.",
+                where=file,
+            )
         objects.append((name, (xmin, ymin, xmax, ymax), item.findtext("difficult", "0").strip() == "1"))
     return objects

@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 
 from zoo.data.builtin import PhotoPatches
-from zoo.data.keyed import keyed_key, keyed_permutation, keyed_uniforms
 from zoo.files import disk_errors, whole_folder
 from zoo.homes import cache_home
+from zoo.keyed import keyed_key, keyed_permutation, keyed_uniforms
 
 __all__ = ["photos_voc", "write_photos_voc"]
 

@@ -14,8 +14,8 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.ops import FrozenBatchNorm2d
 
-from zoo.data.keyed import keyed_key, keyed_permutation, keyed_seed, keyed_uniforms
 from zoo.errors import InputError
+from zoo.keyed import keyed_key, keyed_permutation, keyed_seed, keyed_uniforms
 from zoo.loading import load
 from zoo.weights.bundle import weights_digest
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from zoo.data.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.data.loader import EpochOrder, view_batches
 from zoo.data.views.params import CropSpec, ViewPlan
 from zoo.errors import InputError
+from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.probe.features import eval_mode, trunk_features
 
 from ..run import Context

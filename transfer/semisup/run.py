@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from zoo.data.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.data.loader import EpochOrder, view_batches
 from zoo.data.source import ImageSource
 from zoo.data.views.apply import normalize
 from zoo.data.views.params import CropSpec, ViewPlan
+from zoo.errors import InputError
+from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.probe.features import source_features
 
 from ..datasets import SubsetImages
@@ -26,6 +27,12 @@ __all__ = ["balanced_share", "run"]
 
 def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
     """Top-1 of the last epoch on the test images."""
+    if not any(True for _ in context.trunk.parameters()):
+        raise InputError(
+            "Raw pixels have nothing to fine-tune.",
+            where="--model",
+            fix="judge them by knn or linear, or pass another model",
+        )
     chosen = balanced_share(context.train, config.fraction, config.seed)
     labelled = SubsetImages(context.train, chosen)
     how = context.preprocessing
@@ -62,7 +69,10 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
             schedule.step()
     logits, labels = source_features(network, context.val, how, 64)
     return {
-        "metrics": {"top1": float((logits.argmax(dim=1) == labels).double().mean()), "train_loss": total},
+        "metrics": {
+            "top1": float((logits.argmax(dim=1) == labels).double().mean()),
+            "train_loss": total if math.isfinite(total) else None,
+        },
         "labelled_images": len(labelled),
         "head": "the pretraining head was dropped, as expected; the classifier is new",
         "diverged": not math.isfinite(total),

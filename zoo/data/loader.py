@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import InputError, ZooError
-from .keyed import keyed_key, keyed_permutation, keyed_uniforms
+from ..keyed import keyed_key, keyed_permutation, keyed_uniforms
 from .source import ImageSource
 from .views.apply import apply_view
 from .views.params import DRAWS_PER_VIEW, ViewPlan, draw_view

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ..data.keyed import keyed_seed
 from ..data.loader import Batch, EpochOrder, view_batches
 from ..data.open import open_sources
 from ..data.source import ImageSource
@@ -26,6 +25,7 @@ from ..engine.signals import StopRequest
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
 from ..errors import InputError, Stopped
 from ..files import fresh_path
+from ..keyed import keyed_seed
 from ..models.factory import create_trunk
 from ..models.small_maps import use_central_tap
 from ..optim.lars import LARS

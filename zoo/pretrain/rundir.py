@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,16 +95,24 @@ class RunFolder:
             RunError: it can't be written.
         """
         with disk_errors("Making the run's folder", self.path):
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and not self.path.is_dir():
+                raise InputError(
+                    "The run's folder would be where a file is.", where=self.path, fix="choose another --out"
+                )
+            if self.path.exists() and any(self.path.iterdir()):
                 raise InputError(
                     "The run's folder exists and is not empty.",
                     where=self.path,
                     fix="choose another --out, or go on with a stopped run: --resume",
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.recipe, recipe)
-            write_json(self.path / "data.json", data)
-            self.write_info(info)
+            try:
+                write_text(self.recipe, recipe)
+                write_json(self.path / "data.json", data)
+                self.write_info(info)
+            except BaseException:
+                shutil.rmtree(self.path, ignore_errors=True)  # it was empty: nothing of anybody's is lost
+                raise
 
     def write_info(self, info: dict[str, Any]) -> None:
         with disk_errors("Writing the run's description", self.path):

@@ -168,7 +168,7 @@ def read_bundle(path: Path) -> Bundle:
         raise InputError("This folder is not a published model (no SHA256SUMS and zoo.json).", where=path)
     sums: dict[str, str] = {}
     _stamp(sums_file)
-    for line in sums_file.read_text("utf-8", errors="replace").splitlines():
+    for line in sums_file.read_text("utf-8", errors="replace").removesuffix("\n").split("\n"):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if match is None or Path(match[2]).name != match[2] or match[2] in (".", ".."):
             raise InputError(

@@ -16,7 +16,11 @@ def model_card(name: str, what: Description) -> str:
     Args:
         name: ``org/name``.
         what: the bundle's description.
+
+    Raises:
+        InputError: the description is not JSON, by field.
     """
+    recipe = what.to_json()["recipe"]
     how = what.preprocessing
     standard = what.stem == "imagenet" and what.base_planes is None
     tags = ["self-supervised-learning", "image-feature-extraction", what.method]
@@ -67,7 +71,7 @@ def model_card(name: str, what: Description) -> str:
         "## Training",
         "",
         "```json",
-        json.dumps(what.to_json()["recipe"], indent=1, ensure_ascii=False),
+        json.dumps(recipe, indent=1, ensure_ascii=False),
         "```",
         "",
         "## Licence",

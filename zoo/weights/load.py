@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..data.keyed import keyed_seed
 from ..errors import InputError
+from ..keyed import keyed_seed
 from ..tensors import read_safetensors
 from .bundle import Bundle, read_bundle
 from .hubs.local import LocalHub
