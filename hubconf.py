@@ -31,3 +31,22 @@ def load(reference, **kwargs):
     supervised:resnet50. Keywords: num_classes, norm_layer, replace_stride_with_dilation, progress, verify.
     """
     return _load(reference, **kwargs)
+
+
+def swav_resnet50(pretrained=True, weights=None, **kwargs):
+    """A ResNet-50 that gives pooled features, a drop-in for the supervised one.
+
+    weights: a reference to published ResNet-50 weights, e.g. "me/model@v1"; pretrained=False: random weights.
+    Keywords as of ``load``.
+    """
+    if weights is None and pretrained:
+        raise ValueError(
+            "this version can't fetch the released SwAV weights: pass weights='org/name' of a published model, "
+            "or pretrained=False for the bare network"
+        )
+    reference = weights if pretrained and weights is not None else "random:resnet50"
+    model = _load(reference, **kwargs)
+    arch = model.zoo_info["arch"]
+    if arch != "resnet50":
+        raise ValueError(f"{reference} is a {arch}, not a resnet50; load it with the entry `load`")
+    return model

@@ -140,7 +140,7 @@ def _kill_once(
     out: Path, log: Path, kind: str, step: int, dice: random.Random, pool: ThreadPoolExecutor
 ) -> tuple[dict[str, Any], Future[float | None]]:
     """Launch, wait for the moment, kill -9; the future tells when the data workers were gone."""
-    locked = 0.0
+    locked, leftovers = 0.0, set(_half_written(out))
     if kind == "start":
         process = _launch(out, log)
         delay = dice.uniform(0.0, 4.0)
@@ -163,7 +163,7 @@ def _kill_once(
         "after_step": step if kind != "start" else None,
         "delay": round(delay, 4),
         "last_logged_step": lines[-1]["step"] if lines else None,
-        "half_written_checkpoint": bool(_half_written(out)),
+        "half_written_checkpoint": bool(set(_half_written(out)) - leftovers),
         "data_workers": len(children),
         "lock_held_before_launch_seconds": round(locked, 2),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -50,6 +51,8 @@ def run(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    # Threads that wait should sleep: spinning ones slow a shared machine down several times over.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if words[:1] == ["transfer"]:
         transfer.register()  # its commands are built from pydantic configs, which other commands can do without
     try:

@@ -64,10 +64,8 @@ def publish(
         print(f"published {done.name}@{done.revision}" + (f" as {tag}" if tag else ""))
         print(f'load it with: zoo.load("{done.name}")')
     else:
-        print(
-            f"{done.name}@{done.revision} was published before; nothing changed"
-            + (f", tag {tag}" if tag else "")
-        )
+        what = "tags moved to it" if done.moved else "nothing changed"
+        print(f"{done.name}@{done.revision} was published before; {what}" + (f", tag {tag}" if tag else ""))
 
 
 def _ask_licence() -> str:

@@ -41,10 +41,12 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
     set_up_notes(common["quiet"])
     from transfer.run import transfer
 
+    # A folder alone is the data set: the built-in one must not lend it its name.
+    builtin = "builtin:photos-voc" if recipe == "detect" else "builtin:photos"
     result = transfer(
         recipe,
         model=common["model"] or _newest_model(),
-        dataset=common["dataset"] or ("builtin:photos-voc" if recipe == "detect" else "builtin:photos"),
+        dataset=common["dataset"] or common["data"] or builtin,
         data=common["data"],
         settings={key: value for key, value in settings.items() if value is not None},
         out=common["out"],

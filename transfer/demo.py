@@ -15,7 +15,10 @@ from zoo.files import read_json
 from zoo.pretrain.publish import publish_run
 from zoo.pretrain.run import start
 
-from .run import transfer
+from .config import TransferConfig
+from .knn.config import KnnConfig
+from .linear.config import LinearConfig
+from .run import judge, open_context
 
 __all__ = ["run_demo"]
 
@@ -62,16 +65,17 @@ def run_demo(seed: int = 0, out: str | Path | None = None, progress: str = "auto
         ("random backbone", f"random:resnet18@{seed}"),
         ("pretrained", reference),
     )
+    configs: dict[str, TransferConfig] = {
+        "knn": KnnConfig(seed=seed),
+        "linear": LinearConfig(seed=seed, epochs=_LINEAR_EPOCHS),
+    }
     rows = []
     folder = run.path / "transfer"
     for label, model in models:
         row: dict[str, Any] = {"features": label}
-        for recipe in ("knn", "linear"):
-            target = folder / f"{recipe}-{label.replace(' ', '-')}"
-            settings = {"seed": seed} if recipe == "knn" else {"seed": seed, "epochs": _LINEAR_EPOCHS}
-            result = transfer(
-                recipe, model=model, dataset=_DATA, settings=settings, out=target, resize=_SIDE, crop=_SIDE
-            )
+        context = open_context(model, _DATA, resize=_SIDE, crop=_SIDE)
+        for recipe, config in configs.items():
+            result = judge(recipe, context, config, folder / f"{recipe}-{label.replace(' ', '-')}")
             row[recipe] = result["metrics"]["top1"]
         rows.append(row)
     evidence = read_json(folder / "knn-pretrained" / "result.json")

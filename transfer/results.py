@@ -46,11 +46,14 @@ def list_results(root: Path | None = None) -> list[dict[str, Any]]:
 
 
 def results_of(weights_sha256: str) -> list[dict[str, Any]]:
-    """The results that were measured with these weights, without paths of this machine."""
+    """The results that were measured with these weights, without paths of this machine.
+
+    What diverged is a finding about its settings, not about the weights, and is left out.
+    """
     mine = [
         {key: value for key, value in result.items() if key != "path"}
         for result in list_results()
-        if result.get("weights_sha256") == weights_sha256
+        if result.get("weights_sha256") == weights_sha256 and not result.get("details", {}).get("diverged")
     ]
     return [{**result, "model": _public_name(result["model"])} for result in mine]
 

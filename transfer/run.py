@@ -23,33 +23,45 @@ from zoo.weights.reference import parse_reference
 
 from . import config_class, recipe_function
 from .config import TransferConfig
-from .datasets import open_labelled
+from .datasets import Labelled, open_labelled
 from .results import new_result_path, write_result
 
-__all__ = ["Context", "open_model", "transfer"]
+__all__ = ["Context", "judge", "open_context", "open_model", "transfer"]
 
 log = logging.getLogger("zoo")
 
 
 @dataclass
 class Context:
-    """What a recipe works on: a trunk of its own, and the data."""
+    """What the recipes work on: a frozen trunk, and the data. Features are computed once for all of them."""
 
+    model: str
+    info: dict[str, Any]
+    weights_sha256: str
     trunk: Any
     preprocessing: dict[str, Any]
-    train: ImageSource
-    val: ImageSource
-    classes: int
-    workers: int
-    batch_size: int
-    _cache: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    labelled: Labelled
+    workers: int = 0
+    _features: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def train(self) -> ImageSource:
+        return self.labelled.train
+
+    @property
+    def val(self) -> ImageSource:
+        return self.labelled.val
+
+    @property
+    def classes(self) -> int:
+        return len(self.labelled.classes)
 
     def features(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Frozen features and labels of ``train`` or ``val`` by the test transform, computed once."""
-        if part not in self._cache:
+        """Frozen features and labels of ``train`` or ``val`` by the test transform."""
+        if part not in self._features:
             source = self.train if part == "train" else self.val
-            self._cache[part] = source_features(self.trunk, source, self.preprocessing, self.batch_size)
-        return self._cache[part]
+            self._features[part] = source_features(self.trunk, source, self.preprocessing)
+        return self._features[part]
 
 
 class RawPixels(nn.Flatten):
@@ -73,7 +85,7 @@ def open_model(reference: str) -> tuple[Any, dict[str, Any], str]:
             "interpolation": "bilinear",
         }
         return RawPixels(), {"reference": reference, "preprocessing": how}, f"pixels-{side}"
-    model = load(reference)
+    model = load(reference, progress=log.isEnabledFor(logging.INFO))
     digest = model.zoo_info.get("weights_sha256") or weights_digest(model.state_dict())
     return model, model.zoo_info, digest
 
@@ -111,35 +123,78 @@ def transfer(
         RunError: training diverged; the result is written and says so.
     """
     config = _settings(recipe, settings or {})
-    began = time.monotonic()
     if recipe == "detect":
-        found = recipe_function(recipe)(model, dataset, data, config, workers)
-        what = found.pop("model")
-        evidence = found.pop("data")
-    else:
-        labelled = open_labelled(dataset, data, config.allow_overlap)
-        trunk, info, digest = open_model(model)
-        context = Context(
-            trunk=trunk,
-            preprocessing=_sized(info["preprocessing"], resize, crop),
-            train=labelled.train,
-            val=labelled.val,
-            classes=len(labelled.classes),
-            workers=workers,
-            batch_size=64,
-        )
-        found = recipe_function(recipe)(context, config)
-        what = {**info, "preprocessing": context.preprocessing, "weights_sha256": digest}
-        evidence = {
-            "classes": len(labelled.classes),
-            "class_names": list(labelled.classes),  # the test part's labels were mapped to these
-            "train": labelled.train.fingerprint(),
-            "val": labelled.val.fingerprint(),
-        }
+        began = time.monotonic()
+        for name, given in (("workers", workers), ("resize", resize), ("crop", crop)):
+            if given:
+                raise InputError(
+                    f"Detection has no {name}: images are resized by min_size and max_size.",
+                    where=f"--{name}",
+                )
+        found = recipe_function(recipe)(model, dataset, data, config)
+        what, evidence = found.pop("model"), found.pop("data")
+        return _conclude(recipe, model, what, dataset, evidence, config, found, began, out)
+    context = open_context(
+        model,
+        dataset,
+        data,
+        workers=workers,
+        resize=resize,
+        crop=crop,
+        allow_overlap=config.allow_overlap,
+    )
+    return judge(recipe, context, config, out)
+
+
+def open_context(
+    model: str,
+    dataset: str,
+    data: str | None = None,
+    *,
+    workers: int = 0,
+    resize: int | None = None,
+    crop: int | None = None,
+    allow_overlap: bool = False,
+) -> Context:
+    """Open a model and a labelled data set for several recipes; arguments as of ``transfer``."""
+    labelled = open_labelled(dataset, data, allow_overlap)
+    trunk, info, digest = open_model(model)
+    how = _sized(info["preprocessing"], resize, crop)
+    return Context(model, info, digest, trunk, how, labelled, workers)
+
+
+def judge(
+    recipe: str, context: Context, config: TransferConfig, out: str | Path | None = None
+) -> dict[str, Any]:
+    """Run one recipe on an open context and write its result; a recipe that trains the trunk comes last."""
+    began = time.monotonic()
+    found = recipe_function(recipe)(context, config)
+    what = {"preprocessing": context.preprocessing, "weights_sha256": context.weights_sha256}
+    evidence = {
+        "classes": context.classes,
+        "class_names": list(context.labelled.classes),  # the test part's labels were mapped to these
+        "train": context.train.fingerprint(),
+        "val": context.val.fingerprint(),
+    }
+    return _conclude(recipe, context.model, what, context.labelled.name, evidence, config, found, began, out)
+
+
+def _conclude(
+    recipe: str,
+    model: str,
+    what: Mapping[str, Any],
+    dataset: str,
+    evidence: Mapping[str, Any],
+    config: TransferConfig,
+    found: dict[str, Any],
+    began: float,
+    out: str | Path | None,
+) -> dict[str, Any]:
+    """Gather a result with its evidence and write it; then stop if it says that training diverged."""
     environment = describe_environment()
     result = {
         "recipe": recipe,
-        "model": str(parse_reference(model)) if not model.startswith("pixels:") else model,
+        "model": model if model.startswith("pixels:") else str(parse_reference(model)),
         "weights_sha256": what["weights_sha256"],
         "dataset": Path(dataset).name if "/" in dataset else dataset,
         "metrics": found.pop("metrics"),

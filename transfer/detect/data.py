@@ -63,10 +63,13 @@ class VocImages:
         self.root = root
         self.split = split
         self.ids = _read_split(root, split)
-        if limit:
+        if limit and classes is not None:
             self.ids = self.ids[:limit]
         self._raw = [_read_annotation(root / "Annotations" / f"{name}.xml") for name in self.ids]
+        # The classes are those of the whole set, however few of its images are used.
         found = sorted({label for objects in self._raw for label, _, _ in objects})
+        if limit:
+            self.ids, self._raw = self.ids[:limit], self._raw[:limit]
         known = list(VOC_CLASSES) if set(found) <= set(VOC_CLASSES) else found
         self.classes = tuple(classes if classes is not None else known)
         for name, objects in zip(self.ids, self._raw, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from pathlib import Path
@@ -26,10 +27,10 @@ from .photos import photos_voc
 
 __all__ = ["build_detector", "run"]
 
+log = logging.getLogger("zoo")
 
-def run(
-    reference: str, dataset: str, data: str | None, config: DetectConfig, workers: int = 0
-) -> dict[str, Any]:
+
+def run(reference: str, dataset: str, data: str | None, config: DetectConfig) -> dict[str, Any]:
     """Train on the training set, score on the test set (or, on request, on the training set)."""
     train, test = _open(dataset, data, config)
     model, info, digest = _load_frozen(reference)
@@ -50,7 +51,7 @@ def run(
 
 
 def _open(dataset: str, data: str | None, config: DetectConfig) -> tuple[VocImages, VocImages]:
-    if dataset in ("builtin:photos-voc", "builtin:photos"):
+    if data is None and dataset in ("builtin:photos-voc", "builtin:photos"):
         folder = photos_voc()
     else:
         folder = Path(data or dataset).expanduser()
@@ -67,7 +68,7 @@ def _load_frozen(reference: str) -> tuple[Any, dict[str, Any], str]:
     plain = load(reference, progress=False)
     digest = plain.zoo_info.get("weights_sha256") or weights_digest(plain.state_dict())
     # A detector's batches are too small for batch statistics: scale and shift stay as pretrained.
-    frozen = load(reference, norm_layer=FrozenBatchNorm2d)
+    frozen = load(reference, norm_layer=FrozenBatchNorm2d, progress=log.isEnabledFor(logging.INFO))
     return frozen, frozen.zoo_info, digest
 
 

@@ -119,7 +119,7 @@ def _described(how: dict[str, Any]) -> dict[str, Any]:
 
 def _open(target: Reference) -> Bundle:
     if target.kind == "path":
-        path = Path(target.name).expanduser()
+        path = Path(target.name).expanduser().resolve()  # a link that the user typed is his own
         if not path.is_dir():
             raise InputError("There is no such folder.", where=path)
         return read_bundle(path)

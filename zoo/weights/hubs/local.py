@@ -53,6 +53,8 @@ class Published:
     revision: str
     path: Path
     new: bool
+    moved: bool
+    """Whether ``latest`` or the tag pointed elsewhere before (or nowhere)."""
 
 
 class LocalHub:
@@ -171,7 +173,7 @@ class LocalHub:
                 tags = {**known, LATEST: revision, **({tag: revision} if tag else {})}
                 if tags != known:
                     write_json(folder / "refs.json", {"schema": 1, "tags": tags})
-        return Published(name, revision, target, new)
+        return Published(name, revision, target, new, tags != known)
 
     def tag(self, name: str, revision: str | None, tag: str, force: bool = False) -> str:
         """Give a revision a second name; returns the revision."""
