@@ -142,7 +142,7 @@ hub, broken = sys.argv[1:]
 torch.hub.set_dir(hub)
 repository = "owner/name:main"
 sys.modules["safetensors"] = None
-assert "load" in torch.hub.list(repository)
+assert {"load", "swav_resnet50"} <= set(torch.hub.list(repository))
 try:
     torch.hub.load(repository, "load", "random:resnet18")
 except RuntimeError as error:
@@ -192,3 +192,24 @@ def test_the_entries_take_what_torchvisions_take(hub):
     assert isinstance(model.bn1, FrozenBatchNorm2d)
     plain = torch.hub.load(repository, "load", "random:resnet18@3", source="local", progress=False)
     assert type(plain) is ResNet and type(plain.fc) is nn.Identity and plain.fc.in_features == 512
+
+
+def test_swav_resnet50_is_a_drop_in_for_the_supervised_one(hub):
+    import torch
+    from torch import nn
+    from torchvision.models.resnet import ResNet
+
+    repository = str(hub / "owner_name_main")
+
+    def swav(**arguments):
+        return torch.hub.load(repository, "swav_resnet50", source="local", progress=False, **arguments)
+
+    bare = swav(pretrained=False)
+    assert type(bare) is ResNet and type(bare.fc) is nn.Identity and bare.fc.in_features == 2048
+    weights = swav(weights="random:resnet50@2")
+    assert not torch.equal(weights.conv1.weight, bare.conv1.weight)
+    assert swav(pretrained=False, num_classes=3).fc.out_features == 3
+    with pytest.raises(ValueError, match="resnet18, not a resnet50"):
+        swav(weights="random:resnet18")
+    with pytest.raises(ValueError, match="pass weights="):
+        swav()

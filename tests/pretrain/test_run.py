@@ -751,3 +751,23 @@ def test_a_folder_whose_name_is_no_utf8(images, tmp_path):
         pytest.skip("this file system wants UTF-8")
     run = train(name, tmp_path / "run", epochs=1)
     assert resolve(run.path / "recipe.yaml").recipe.data.sources == (name,)
+
+
+def test_a_forked_child_does_not_keep_the_run_locked(tmp_path):
+    ready, go = os.pipe(), os.pipe()
+    lock = RunLock(tmp_path)
+    lock.__enter__()
+    child = os.fork()
+    if child == 0:  # stands for a data worker that outlives its trainer
+        os.write(ready[1], b"1")
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        assert RunLock.is_held(tmp_path)
+        lock.__exit__()
+        with RunLock(tmp_path):
+            pass
+    finally:
+        os.write(go[1], b"1")
+        os.waitpid(child, 0)

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,6 +176,28 @@ def test_semisup_uses_a_balanced_share_and_says_that_the_head_went(small, greys)
     assert result["details"]["labelled_images"] == 9
     assert "dropped, as expected" in result["details"]["head"]
     assert math.isfinite(result["metrics"]["train_loss"])
+
+
+def test_semisup_takes_a_list_of_labelled_images(small, greys, tmp_path):  # case 58
+    where = open_context(small, str(greys))
+    paths = [Path(where.train.where(index)) for index in (0, 5, 7, 2)]
+    names = [f"{path.parent.name}/{path.name}" for path in paths]
+    listed = tmp_path / "10percent.txt"
+    listed.write_text("\n".join(names) + "\n\n")
+    settings = {**FAST["semisup"], "labels": str(listed)}
+    result = transfer("semisup", model=small, dataset=str(greys), settings=settings)
+    assert result["details"]["labelled_images"] == 4
+    listed.write_text(f"{names[0]}\nn01440764_1.JPEG\nn01440764_2.JPEG\n")
+    with pytest.raises(InputError, match=r"2 of 3 listed images .* n01440764_1\.JPEG") as caught:
+        transfer("semisup", model=small, dataset=str(greys), settings=settings)
+    assert caught.value.where == str(listed)
+    listed.write_text(f"{paths[0].name}\n")
+    with pytest.raises(InputError, match="Several training images"):
+        transfer("semisup", model=small, dataset=str(greys), settings=settings)
+    for text in (None, "\n"):
+        listed.unlink() if text is None else listed.write_text(text)
+        with pytest.raises(InputError, match="list of labelled images"):
+            transfer("semisup", model=small, dataset=str(greys), settings=settings)
 
 
 def test_semisup_trains_everything_with_two_rates(small, greys):

@@ -17,6 +17,9 @@ class SemisupConfig(TransferConfig):
     """
 
     fraction: float = Field(default=0.1, gt=0, le=1, description="share of each class's labels")
+    labels: str = Field(
+        default="", description="a text file that names the labelled images instead, one a line"
+    )
     epochs: int = Field(default=20, ge=1, description="passes over the labelled share")
     batch_size: int = Field(default=32, ge=2, description="images a step")
     lr: float = Field(default=0.01, gt=0, description="learning rate of the trunk")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from ..datasets import SubsetImages
 from ..run import Context
 from .config import SemisupConfig
 
-__all__ = ["balanced_share", "run"]
+__all__ = ["balanced_share", "listed_images", "run"]
 
 
 def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
@@ -33,7 +35,10 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
             where="--model",
             fix="judge them by knn or linear, or pass another model",
         )
-    chosen = balanced_share(context.train, config.fraction, config.seed)
+    if config.labels:
+        chosen = listed_images(context.train, Path(config.labels).expanduser())
+    else:
+        chosen = balanced_share(context.train, config.fraction, config.seed)
     labelled = SubsetImages(context.train, chosen)
     how = context.preprocessing
     network = context.trunk
@@ -77,6 +82,42 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
         "head": "the pretraining head was dropped, as expected; the classifier is new",
         "diverged": not math.isfinite(total),
     }
+
+
+def listed_images(source: ImageSource, file: Path) -> list[int]:
+    """Ids of the training images named in a text file (the form of SimCLR's ``1percent.txt``), sorted.
+
+    A name may have its class's folder before it.
+
+    Raises:
+        InputError: a list that can't be read or is empty, a name that no image has, or that two have.
+    """
+    try:
+        names = [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The list of labelled images can't be read ({error}).", where=file) from None
+    if not names:
+        raise InputError("The list of labelled images is empty.", where=file)
+    ids: dict[str, list[int]] = defaultdict(list)
+    for index in range(len(source)):
+        path = Path(source.where(index))
+        ids[path.name].append(index)
+        ids[f"{path.parent.name}/{path.name}"].append(index)
+    absent = [name for name in names if name not in ids]
+    if absent:
+        raise InputError(
+            f"{len(absent)} of {len(names)} listed images are not in the training set; the first is {absent[0]}.",
+            where=file,
+            fix=f"the names are compared with those of the files in {source.name}",
+        )
+    doubled = [name for name in names if len(ids[name]) > 1]
+    if doubled:
+        raise InputError(
+            f"Several training images are called {doubled[0]}.",
+            where=file,
+            fix="name them with their class's folder: class/name",
+        )
+    return sorted({ids[name][0] for name in names})
 
 
 def balanced_share(source: ImageSource, fraction: float, seed: int) -> list[int]:

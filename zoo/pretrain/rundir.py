@@ -171,6 +171,19 @@ def list_runs(root: Path) -> list[RunFolder]:
     return sorted(found, key=lambda run: (run.path / _MARK).stat().st_mtime)
 
 
+# Locks that this process holds. A forked data worker closes its copies at once: otherwise it would keep
+# the run locked for the seconds that it outlives a killed trainer.
+_HELD: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 class RunLock:
     """Keeps two processes from training one run; the system lets go when a process dies."""
 
@@ -196,12 +209,14 @@ class RunLock:
         os.ftruncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
         self._handle = handle
+        _HELD.add(handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
+        if self._handle in _HELD:
+            _HELD.discard(self._handle)
             os.close(self._handle)
-            self._handle = None
+        self._handle = None
 
     @staticmethod
     def is_held(folder: Path) -> bool:
