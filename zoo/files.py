@@ -98,7 +98,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """A folder that appears complete under its name, or not at all.
 
     Yields a temporary folder beside ``target``; on success its files are flushed to disk and it is
-    renamed to ``target``, which must not exist.
+    renamed to ``target``, which must be absent or empty.
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     temporary.mkdir(parents=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, RunError
-from ..files import disk_errors, read_json, write_json, write_text
+from ..files import disk_errors, read_json, whole_folder, write_json, write_text
 
 __all__ = ["SCHEMA", "RunFolder", "RunLock", "list_runs", "runs_root"]
 
@@ -88,7 +87,7 @@ class RunFolder:
             ) from None
 
     def create(self, info: dict[str, Any], recipe: str, data: dict[str, Any]) -> None:
-        """Make the folder. ``run.json`` comes last: without it the folder is not a run.
+        """Make the folder, whole or not at all.
 
         Raises:
             InputError: the folder has something in it.
@@ -105,14 +104,12 @@ class RunFolder:
                     where=self.path,
                     fix="choose another --out, or go on with a stopped run: --resume",
                 )
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                write_text(self.recipe, recipe)
-                write_json(self.path / "data.json", data)
-                self.write_info(info)
-            except BaseException:
-                shutil.rmtree(self.path, ignore_errors=True)  # it was empty: nothing of anybody's is lost
-                raise
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_folder(self.path) as temporary:
+                made = RunFolder(temporary)
+                write_text(made.recipe, recipe)
+                write_json(temporary / "data.json", data)
+                made.write_info(info)
 
     def write_info(self, info: dict[str, Any]) -> None:
         with disk_errors("Writing the run's description", self.path):
