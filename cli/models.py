@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ._options import Json, Out
 from ._output import print_json, print_table, set_up_notes
+
+log = logging.getLogger("zoo")
 
 __all__ = ["list_models", "publish", "pull", "rm", "show", "tag"]
 
@@ -33,6 +37,9 @@ def publish(
     with_results: Annotated[
         bool, typer.Option("--with-results", help="Put the transfer results of these weights into the card.")
     ] = False,
+    results_dir: Annotated[
+        str | None, typer.Option("--results", metavar="DIR", help="Where results are (default: ./results).")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -45,10 +52,13 @@ def publish(
         licence = _ask_licence()
     results = None
     if with_results:
-        from transfer.results import results_of
+        from transfer.results import results_of, results_root
         from zoo.weights.bundle import weights_digest
 
-        results = results_of(weights_digest(read_run(path)[1]))
+        results = results_of(weights_digest(read_run(path)[1]), Path(results_dir) if results_dir else None)
+        searched = results_dir or results_root()
+        note = log.info if results else log.warning
+        note("%d results of these weights found in %s", len(results), searched)
     done = publish_run(path, name=name, tag=tag, licence=licence, results=results, force=force)
     if as_json:
         print_json(
@@ -76,16 +86,22 @@ def _ask_licence() -> str:
 
 def list_models(as_json: Json = False) -> None:
     """List the models of the local hub."""
+    from zoo.errors import InputError
     from zoo.weights.hubs.local import LATEST, LocalHub
 
     hub = LocalHub()
     rows: list[dict[str, Any]] = []
     for name in hub.names():
-        tags = hub.refs(name)
+        try:
+            tags = hub.refs(name)
+        except InputError:
+            rows.append(
+                {"model": name, "latest": "damaged", "tags": [], "revisions": len(hub.revisions(name))}
+            )
+            continue
         others = sorted(tag for tag in tags if tag != LATEST)
-        rows.append(
-            {"model": name, "latest": tags[LATEST], "tags": others, "revisions": len(hub.revisions(name))}
-        )
+        row = {"model": name, "latest": tags.get(LATEST), "tags": others}
+        rows.append({**row, "revisions": len(hub.revisions(name))})
     if as_json:
         print_json({"schema": 1, "home": str(hub.home), "models": rows})
     elif not rows:
@@ -154,8 +170,6 @@ def rm(
 
 def pull(model: Name, out: Out = None) -> None:
     """Copy a model out of the hub into a folder, verified."""
-    from pathlib import Path
-
     from zoo.weights.hubs.local import LocalHub, check_name
 
     name, revision = _split(model)

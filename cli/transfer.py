@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._options import Json, Out, Quiet
+from ._options import Device, Json, Out, Quiet, Sets
 from ._output import print_json, print_table, set_up_notes
 
 __all__ = ["app", "results"]
@@ -40,7 +40,9 @@ _Workers = Annotated[int, typer.Option("--workers", min=0, help="Data processes.
 def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> None:
     set_up_notes(common["quiet"])
     from transfer.run import transfer
+    from zoo.pretrain.resolve import parse_assignments
 
+    given = {key: value for key, value in settings.items() if value is not None}
     # A folder alone is the data set: the built-in one must not lend it its name.
     builtin = "builtin:photos-voc" if recipe == "detect" else "builtin:photos"
     result = transfer(
@@ -48,11 +50,12 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
         model=common["model"] or _newest_model(),
         dataset=common["dataset"] or common["data"] or builtin,
         data=common["data"],
-        settings={key: value for key, value in settings.items() if value is not None},
+        settings={**given, **parse_assignments(common["sets"] or [])},
         out=common["out"],
         workers=common["workers"],
         resize=common["resize"],
         crop=common["crop"],
+        device=common["device"] or "auto",
     )
     if common["as_json"]:
         print_json({"schema": 1, **result})
@@ -63,17 +66,22 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
 
 
 def _newest_model() -> str:
-    """The model that was published last."""
+    """The model that was published last; damaged ones are passed over."""
+    import contextlib
+
     from zoo.errors import InputError
     from zoo.weights.hubs.local import LocalHub
 
     hub = LocalHub()
-    names = hub.names()
-    if not names:
+    when: dict[str, int] = {}
+    for name in hub.names():
+        with contextlib.suppress(InputError):
+            when[name] = hub.resolve(name).path.stat().st_mtime_ns
+    if not when:
         raise InputError(
             "No model was named, and none is published.", fix="pass --model, or publish a run: zoo publish"
         )
-    return max(names, key=lambda name: hub.resolve(name).path.stat().st_mtime_ns)
+    return max(when, key=lambda name: when[name])
 
 
 def _command(recipe: str, summary: str) -> Callable[..., None]:
@@ -89,6 +97,8 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         ("workers", _Workers, 0),
         ("resize", _Pixels, None),
         ("crop", _Pixels, None),
+        ("device", Device, None),
+        ("sets", Sets, None),
         ("as_json", Json, False),
         ("quiet", Quiet, False),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from zoo.pretrain.methods.config_base import Strict
@@ -12,6 +14,8 @@ __all__ = ["TransferConfig"]
 class TransferConfig(Strict):
     """Settings of one transfer recipe; every field is also a command-line option."""
 
-    seed: int = Field(default=0, ge=0, description="seed of every random draw")
-    batch_size: int = Field(default=64, ge=1, description="images a step")
+    files: ClassVar[tuple[str, ...]] = ()
+    """The settings that name a file."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of every random draw")
     allow_overlap: bool = Field(default=False, description="accept test files that are also training files")

@@ -45,17 +45,24 @@ def list_results(root: Path | None = None) -> list[dict[str, Any]]:
     return sorted(found, key=lambda result: str(result.get("created")))
 
 
-def results_of(weights_sha256: str) -> list[dict[str, Any]]:
-    """The results that were measured with these weights, without paths of this machine.
+def results_of(weights_sha256: str, root: Path | None = None) -> list[dict[str, Any]]:
+    """The results that say how good these weights are, without paths of this machine.
 
-    What diverged is a finding about its settings, not about the weights, and is left out.
+    Left out: what diverged (a finding about its settings, not about the weights), what was scored on
+    training images, and what was measured on a part of the data only.
     """
     mine = [
         {key: value for key, value in result.items() if key != "path"}
-        for result in list_results()
-        if result.get("weights_sha256") == weights_sha256 and not result.get("details", {}).get("diverged")
+        for result in list_results(root)
+        if result.get("weights_sha256") == weights_sha256 and _is_fair(result)
     ]
     return [{**result, "model": _public_name(result["model"])} for result in mine]
+
+
+def _is_fair(result: dict[str, Any]) -> bool:
+    protocol = result.get("protocol", {})
+    unfair = ("test_on_train", "allow_overlap", "limit")
+    return not result.get("details", {}).get("diverged") and not any(protocol.get(name) for name in unfair)
 
 
 def _public_name(reference: str) -> str:

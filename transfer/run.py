@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from zoo.data.source import ImageSource
+from zoo.engine.precision import choose_device
 from zoo.errors import InputError, RunError
+from zoo.files import disk_errors, sha256_of
 from zoo.loading import load
 from zoo.pretrain.environment import describe_environment
 from zoo.probe.features import source_features
@@ -101,6 +103,7 @@ def transfer(
     workers: int = 0,
     resize: int | None = None,
     crop: int | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Judge a model by one recipe.
 
@@ -114,6 +117,7 @@ def transfer(
         workers: data processes.
         resize: shorter side of test images in pixels, if not the model's own.
         crop: side of their central crop, if not the model's own.
+        device: where to compute: auto, cpu, cuda, ...
 
     Returns:
         The content of ``result.json`` with its ``path``.
@@ -123,6 +127,9 @@ def transfer(
         RunError: training diverged; the result is written and says so.
     """
     config = _settings(recipe, settings or {})
+    out = Path(out) if out is not None else new_result_path(recipe, dataset)
+    with disk_errors("Making the result's folder", out):  # before the work, not after it
+        out.mkdir(parents=True, exist_ok=True)
     if recipe == "detect":
         began = time.monotonic()
         for name, given in (("workers", workers), ("resize", resize), ("crop", crop)):
@@ -131,7 +138,7 @@ def transfer(
                     f"Detection has no {name}: images are resized by min_size and max_size.",
                     where=f"--{name}",
                 )
-        found = recipe_function(recipe)(model, dataset, data, config)
+        found = recipe_function(recipe)(model, dataset, data, config, device)
         what, evidence = found.pop("model"), found.pop("data")
         return _conclude(recipe, model, what, dataset, evidence, config, found, began, out)
     context = open_context(
@@ -141,6 +148,7 @@ def transfer(
         workers=workers,
         resize=resize,
         crop=crop,
+        device=device,
         allow_overlap=config.allow_overlap,
     )
     return judge(recipe, context, config, out)
@@ -154,18 +162,18 @@ def open_context(
     workers: int = 0,
     resize: int | None = None,
     crop: int | None = None,
+    device: str = "auto",
     allow_overlap: bool = False,
 ) -> Context:
     """Open a model and a labelled data set for several recipes; arguments as of ``transfer``."""
     labelled = open_labelled(dataset, data, allow_overlap)
     trunk, info, digest = open_model(model)
+    trunk.to(choose_device(device))
     how = _sized(info["preprocessing"], resize, crop)
     return Context(model, info, digest, trunk, how, labelled, workers)
 
 
-def judge(
-    recipe: str, context: Context, config: TransferConfig, out: str | Path | None = None
-) -> dict[str, Any]:
+def judge(recipe: str, context: Context, config: TransferConfig, out: Path) -> dict[str, Any]:
     """Run one recipe on an open context and write its result; a recipe that trains the trunk comes last."""
     began = time.monotonic()
     found = recipe_function(recipe)(context, config)
@@ -188,7 +196,7 @@ def _conclude(
     config: TransferConfig,
     found: dict[str, Any],
     began: float,
-    out: str | Path | None,
+    out: Path,
 ) -> dict[str, Any]:
     """Gather a result with its evidence and write it; then stop if it says that training diverged."""
     environment = describe_environment()
@@ -198,7 +206,7 @@ def _conclude(
         "weights_sha256": what["weights_sha256"],
         "dataset": Path(dataset).name if "/" in dataset else dataset,
         "metrics": found.pop("metrics"),
-        "protocol": config.model_dump(mode="json"),
+        "protocol": _public(config),
         "preprocessing": what["preprocessing"],
         "seeds": [config.seed],
         "data": evidence,
@@ -208,7 +216,7 @@ def _conclude(
         "seconds": round(time.monotonic() - began, 2),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    path = write_result(Path(out) if out is not None else new_result_path(recipe, dataset), result)
+    path = write_result(out, result)
     if found.get("diverged"):
         raise RunError(
             "The training diverged; the result is written and marked as diverged.",
@@ -216,6 +224,16 @@ def _conclude(
             fix="lower the lr",
         )
     return {**result, "path": str(path)}
+
+
+def _public(config: TransferConfig) -> dict[str, Any]:
+    """The settings, a file by its name and content: results are published, this machine's paths are not."""
+    values = config.model_dump(mode="json")
+    for name in config.files:
+        if values[name]:
+            path = Path(values[name]).expanduser()
+            values[name] = {"name": path.name, "sha256": sha256_of(path)}
+    return values
 
 
 def _sized(how: Mapping[str, Any], resize: int | None, crop: int | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def extract(
         images: a source, or what ``--data`` accepts.
         out: a file to write, ``.safetensors`` or ``.npz``; whole or not at all.
         batch_size: images at once.
-        device: where to compute.
+        device: where to compute; a network that was passed stays where it is.
 
     Returns:
         ``ids`` int64 (N,), ``labels`` int64 (N,; -1 without) and ``features`` float32 (N, F).
@@ -50,9 +50,10 @@ def extract(
     path = None if out is None else Path(out)
     if path is not None and path.suffix not in _FORMATS:
         raise InputError("Features are written as .safetensors or .npz.", where=path)
+    if path is not None and not path.parent.is_dir():
+        raise InputError("The folder to write to isn't there.", where=path.parent)
     source = open_source(images) if isinstance(images, str) else images
-    network = load(model) if isinstance(model, str) else model
-    network.to(choose_device(device))
+    network = load(model).to(choose_device(device)) if isinstance(model, str) else model
     features, labels = source_features(network, source, network.zoo_info["preprocessing"], batch_size)
     found = {"ids": torch.arange(len(source)), "labels": labels, "features": features}
     if path is not None:

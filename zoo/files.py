@@ -116,14 +116,19 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def fresh_path(root: Path, label: str) -> Path:
-    """A name below ``root`` that nothing has yet: the label, date and time."""
+    """Make an empty folder below ``root`` that nobody else has: the label, date and time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = root / f"{label}-{stamp}"
     count = 2
-    while path.exists():
-        path = root / f"{label}-{stamp}-{count}"
-        count += 1
-    return path
+    with disk_errors("Making a folder", root):
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()  # claims the name: of two processes only one succeeds
+                return path
+            except FileExistsError:
+                path = root / f"{label}-{stamp}-{count}"
+                count += 1
 
 
 def sha256_of(path: Path) -> str:

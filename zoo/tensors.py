@@ -1,8 +1,10 @@
-"""Named tensors on disk: safetensors, with errors that the rest of the zoo understands."""
+"""Tensors on disk (safetensors, with errors that the zoo understands) and tensors from a seed."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,7 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from .errors import InputError
 
-__all__ = ["read_safetensors", "write_safetensors"]
+__all__ = ["read_safetensors", "seeded", "write_safetensors"]
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draws on the CPU come from ``seed``; afterwards the caller's generator is where it was.
+
+    ``torch.manual_seed`` would reseed every device's generator and leave it so.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:

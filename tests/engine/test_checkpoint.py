@@ -106,9 +106,18 @@ def test_the_newest_ones_stay(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=3)
     assert folder.steps() == []
     assert folder.newest() == (None, [])
-    for step in (2, 4, 10, 8, 100):
+    for step in (2, 4, 8, 10, 100):
         save(folder, step)
     assert folder.steps() == [8, 10, 100]
+
+
+def test_what_lies_ahead_goes_because_it_was_damaged(tmp_path):
+    """A run that went on from step 4 found 8 and 10 damaged: they must not push whole ones out."""
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step in (4, 8, 10):
+        save(CheckpointFolder(tmp_path, keep=9), step)
+    save(folder, 6)
+    assert folder.steps() == [4, 6]
 
 
 def flip_last_bit(path):

@@ -17,7 +17,7 @@ from zoo.engine.loop import Callback, Loop, StepRecord
 from zoo.engine.precision import Precision
 from zoo.engine.signals import StopRequest
 from zoo.models.factory import create_trunk
-from zoo.models.resnet import ResNet, stage_features
+from zoo.models.resnet import resnet, stage_features
 from zoo.optim.lars import LARS
 from zoo.optim.schedule import WarmupCosine
 from zoo.pretrain.methods.config_base import RunShape
@@ -31,7 +31,7 @@ ANY_SHAPE = RunShape(views=2, batch_size=4, world_size=1, steps_per_epoch=1, epo
 
 def tiny_swav(case: Case, shape: RunShape = ANY_SHAPE, **settings: Any) -> SwAV:
     """The reference's small network in float64, filled by the formula."""
-    trunk = ResNet(Bottleneck, [1, 1, 1, 1], base_planes=16, width_per_group=16)
+    trunk = resnet(Bottleneck, [1, 1, 1, 1], base_planes=16, width_per_group=16)
     config = SwAVConfig(name="swav", prototypes=10, hidden=32, dim=16, **settings)
     method = SwAV(trunk, config, shape, WorldOfOne())
     fill_state(method, case)

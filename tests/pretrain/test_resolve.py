@@ -246,3 +246,25 @@ def test_differences():
     first, second = (resolve("swav_tiny", sets).recipe for sets in ({}, {"epochs": 9, "method.dim": 4}))
     changed = differences(first, second)
     assert changed == {"method.dim": (128, 4), "epochs": (4, 9)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("optimizer.betas", "[2, 3]", "less than 1"),
+        ("views.std", "[0, 0, 0]", "greater than 0"),
+        ("views.ratio", "[2, 1]", "smaller to the larger"),
+        ("views.blur_radius", "[2, 1]", "smaller to the larger"),
+        ("optimizer.lr", ".inf", "finite"),
+        ("evaluation.crop", "300", "larger than the resized"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_anything_starts(key, value, words):
+    with pytest.raises(InputError, match=words):
+        resolve("swav_tiny", {key: value})
+
+
+def test_a_methods_key_without_its_prefix_is_understood():
+    with pytest.raises(InputError) as caught:
+        resolve("swav_tiny", {"queue_length": "5"})
+    assert "method.queue_length" in caught.value.fix

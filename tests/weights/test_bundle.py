@@ -128,7 +128,7 @@ def test_the_card_speaks_of_the_model_and_its_lines_work(tmp_path):
     done = publish(name="me/shown", what=describe(licence="CC-BY-4.0"))
     card = (done.path / "README.md").read_text()
     head = card.split("---\n")[1]
-    assert "license: cc-by-4.0" in head and "- swav" in head
+    assert 'license: "cc-by-4.0"' in head and "- swav" in head
     assert "24 images" in card and "flowers" in card and "64 pooled features" in card
     lines = card.split("```python\n")[1].split("```")[0]
     names: dict = {}
@@ -145,9 +145,9 @@ def test_the_card_of_a_usual_network_tells_timms_users(resnet18):
 
 def test_a_result_without_a_number_does_not_break_the_card():
     metrics = {"top1": 0.25, "train_loss": None}
-    result = {"recipe": "semisup", "dataset": "d", "metrics": metrics, "seeds": [0]}
+    result = {"recipe": "semisup", "dataset": "d", "metrics": metrics, "protocol": {"seed": 0, "k": [5, 20]}}
     card = model_card("me/small", describe(results=[result]))
-    assert "| semisup | d | top1 | 0.25 | 0 |" in card
+    assert "| semisup | d | top1 | 0.25 | seed 0, k 5 20 |" in card
     assert "None" not in card.split("## Results")[1].split("## Training")[0]
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import zoo
 from tiny import half_jpeg, image_folder, save_image
-from zoo.errors import InputError, RunError
+from zoo.errors import InputError
 
 from .published import assert_clear, publish
 
@@ -73,8 +73,9 @@ def test_a_bad_image_is_named_and_nothing_is_written(images, tmp_path):
 
 
 def test_a_place_that_is_not_there_is_an_error_in_words(images, tmp_path):
-    with pytest.raises(RunError, match="Writing the features failed"):
+    with pytest.raises(InputError, match="folder to write to isn't there") as caught:
         zoo.extract("me/small", str(images), out=tmp_path / "no" / "f.npz")
+    assert caught.value.where == str(tmp_path / "no")
 
 
 def test_on_the_command_line(images, tmp_path, command):

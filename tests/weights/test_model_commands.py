@@ -84,7 +84,7 @@ def test_results_go_into_the_card(command, run, tmp_path):
     (result,) = bundle.info["results"]
     assert result["recipe"] == "knn" and result["weights_sha256"] == bundle.weights_sha256
     card = (bundle.path / "README.md").read_text()
-    assert "| knn | grey | top1 | 1 | 0 |" in card
+    assert "| knn | grey | top1 | 1 | seed 0, " in card
     for name in ("zoo.json", "README.md"):
         names_no_place((Path(bundle.path) / name).read_text(), tmp_path, run, run.parent)
 

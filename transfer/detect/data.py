@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,8 +101,12 @@ class VocImages:
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        listing = self.root / "ImageSets" / "Main" / f"{self.split}.txt"
-        return {"kind": "voc", "split": self.split, "count": len(self), "list_sha256": sha256_of(listing)}
+        """Names, annotations and image sizes of the images that are used."""
+        digest = hashlib.sha256()
+        for index, name in enumerate(self.ids):
+            annotation = sha256_of(self.root / "Annotations" / f"{name}.xml")
+            digest.update(f"{name} {annotation} {self.image_path(index).stat().st_size}\n".encode())
+        return {"kind": "voc", "split": self.split, "count": len(self), "sha256": digest.hexdigest()}
 
 
 def find_voc(folder: Path) -> Path:
@@ -121,8 +126,14 @@ def find_voc(folder: Path) -> Path:
     )
 
 
-def open_voc(folder: Path, train_split: str, test_split: str, limit: int = 0) -> tuple[VocImages, VocImages]:
-    """The training and the test set of a VOC folder; both missing lists are named at once."""
+def open_voc(
+    folder: Path, train_split: str, test_split: str, limit: int = 0, allow_overlap: bool = False
+) -> tuple[VocImages, VocImages]:
+    """The training and the test set of a VOC folder.
+
+    Raises:
+        InputError: no VOC folder, missing lists (both are named at once), or an image in both.
+    """
     root = find_voc(folder)
     lists = [root / "ImageSets" / "Main" / f"{split}.txt" for split in (train_split, test_split)]
     missing = [str(path) for path in lists if not path.is_file()]
@@ -133,7 +144,15 @@ def open_voc(folder: Path, train_split: str, test_split: str, limit: int = 0) ->
             fix="extract VOC's trainval and test archives into the same VOCdevkit",
         )
     train = VocImages(root, train_split, limit=limit)
-    return train, VocImages(root, test_split, train.classes, limit)
+    test = VocImages(root, test_split, train.classes, limit)
+    shared = sorted(set(train.ids) & set(test.ids))
+    if shared and not allow_overlap:
+        raise InputError(
+            f"{len(shared)} images are in the training and in the test set ({shared[0]} first).",
+            where=f"{lists[0]} and {lists[1]}",
+            fix="use another split, or accept it with --allow-overlap",
+        )
+    return train, test
 
 
 def _read_split(root: Path, split: str) -> list[str]:

@@ -15,9 +15,11 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.ops import FrozenBatchNorm2d
 
+from zoo.engine.precision import choose_device
 from zoo.errors import InputError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed, keyed_uniforms
 from zoo.loading import load
+from zoo.tensors import seeded
 from zoo.weights.bundle import weights_digest
 
 from .config import DetectConfig
@@ -30,11 +32,14 @@ __all__ = ["build_detector", "run"]
 log = logging.getLogger("zoo")
 
 
-def run(reference: str, dataset: str, data: str | None, config: DetectConfig) -> dict[str, Any]:
+def run(
+    reference: str, dataset: str, data: str | None, config: DetectConfig, device: str = "auto"
+) -> dict[str, Any]:
     """Train on the training set, score on the test set (or, on request, on the training set)."""
     train, test = _open(dataset, data, config)
     model, info, digest = _load_frozen(reference)
     detector = build_detector(model, len(train.classes), info["preprocessing"], config)
+    detector.to(choose_device(device))
     loss = _train(detector, train, config)
     scored = train if config.test_on_train else test
     found = [_detect(detector, scored, index) for index in range(len(scored))]
@@ -61,7 +66,7 @@ def _open(dataset: str, data: str | None, config: DetectConfig) -> tuple[VocImag
                 where=data or dataset,
                 fix="pass a folder in VOC's layout, or builtin:photos-voc",
             )
-    return open_voc(folder, config.train_split, config.test_split, config.limit)
+    return open_voc(folder, config.train_split, config.test_split, config.limit, config.allow_overlap)
 
 
 def _load_frozen(reference: str) -> tuple[Any, dict[str, Any], str]:
@@ -76,8 +81,7 @@ def build_detector(trunk: Any, classes: int, how: dict[str, Any], config: Detect
     """Faster R-CNN over a feature pyramid of layer1..layer4; the background is class 0."""
     layers = OrderedDict((f"layer{i}", str(i - 1)) for i in range(1, 5))
     widths = [trunk.num_features // 2**i for i in (3, 2, 1, 0)]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keyed_seed(config.seed, "detector"))
+    with seeded(keyed_seed(config.seed, "detector")):
         backbone = BackboneWithFPN(trunk, dict(layers), widths, 256)
         return FasterRCNN(
             backbone,
@@ -92,6 +96,7 @@ def build_detector(trunk: Any, classes: int, how: dict[str, Any], config: Detect
 def _train(detector: nn.Module, train: VocImages, config: DetectConfig) -> float:
     """SGD over shuffled epochs, random flips; returns the mean loss of the last tenth of the steps."""
     parameters = [p for p in detector.parameters() if p.requires_grad]
+    device = parameters[0].device
     optimizer = torch.optim.SGD(
         parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     )
@@ -99,8 +104,7 @@ def _train(detector: nn.Module, train: VocImages, config: DetectConfig) -> float
     losses: list[float] = []
     order: list[int] = []
     epoch = 0
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keyed_seed(config.seed, "detect"))  # torchvision samples proposals from it
+    with seeded(keyed_seed(config.seed, "detect")):  # torchvision samples proposals from the CPU's generator
         for step in range(config.steps):
             while len(order) < config.batch_size:
                 order += keyed_permutation(keyed_key(config.seed, "detect order", epoch), len(train)).tolist()
@@ -108,9 +112,11 @@ def _train(detector: nn.Module, train: VocImages, config: DetectConfig) -> float
             rows, order = order[: config.batch_size], order[config.batch_size :]
             flips = keyed_uniforms(keyed_key(config.seed, "detect flip", step), len(rows)) < 0.5
             pairs = [_sample(train, row, bool(flip)) for row, flip in zip(rows, flips, strict=True)]
+            images = [image.to(device) for image, _ in pairs]
+            targets = [{key: value.to(device) for key, value in target.items()} for _, target in pairs]
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
-            loss = sum(detector([image for image, _ in pairs], [target for _, target in pairs]).values())
+            loss = sum(detector(images, targets).values())
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 return losses[-1]
@@ -138,6 +144,7 @@ def _sample(train: VocImages, index: int, flip: bool) -> tuple[torch.Tensor, dic
 def _detect(detector: nn.Module, images: VocImages, index: int) -> Detections:
     detector.eval()
     image = torch.from_numpy(images.image(index)).permute(2, 0, 1).float() / 255.0
-    found = detector([image])[0]
+    found = detector([image.to(next(detector.parameters()).device)])[0]
+    found = {key: value.cpu() for key, value in found.items()}
     boxes = found["boxes"].double().numpy() + np.array([1.0, 1.0, 0.0, 0.0])
     return Detections(boxes, found["scores"].double().numpy(), found["labels"].numpy() - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from ..config import TransferConfig
@@ -15,6 +17,8 @@ class SemisupConfig(TransferConfig):
     Published: 20 epochs, rates times 0.2 at 12 and 16, no decay, momentum 0.9, batch 256; trunk / head
     rate 0.01 / 0.2 for 10 % and 0.02 / 5 for 1 % of ImageNet. The batch here is for small sets.
     """
+
+    files: ClassVar[tuple[str, ...]] = ("labels",)
 
     fraction: float = Field(default=0.1, gt=0, le=1, description="share of each class's labels")
     labels: str = Field(

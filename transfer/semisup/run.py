@@ -19,6 +19,7 @@ from zoo.data.views.params import CropSpec, ViewPlan
 from zoo.errors import InputError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.probe.features import source_features
+from zoo.tensors import seeded
 
 from ..datasets import SubsetImages
 from ..run import Context
@@ -42,14 +43,12 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
     labelled = SubsetImages(context.train, chosen)
     how = context.preprocessing
     network = context.trunk
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keyed_seed(config.seed, "classifier"))
+    with seeded(keyed_seed(config.seed, "classifier")):
         head = nn.Linear(network.num_features, context.classes)
-    nn.init.normal_(
-        head.weight, std=0.01, generator=torch.Generator().manual_seed(keyed_seed(config.seed, "head"))
-    )
+        nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
-    network.fc = head
+    device = next(network.parameters()).device
+    network.fc = head.to(device)
     trunk_parameters = [p for name, p in network.named_parameters() if not name.startswith("fc.")]
     optimizer = torch.optim.SGD(
         [{"params": trunk_parameters, "lr": config.lr}, {"params": head.parameters(), "lr": config.lr_head}],
@@ -64,8 +63,8 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
     network.train()
     total = 0.0
     for step, batch in enumerate(batches):
-        images = normalize(batch.views[0], tuple(how["mean"]), tuple(how["std"]))
-        loss = F.cross_entropy(network(images), batch.labels)
+        images = normalize(batch.views[0].to(device), tuple(how["mean"]), tuple(how["std"]))
+        loss = F.cross_entropy(network(images), batch.labels.to(device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -35,6 +35,11 @@ IMAGE_SUFFIXES = frozenset(
 )
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 
+# Pillow's remarks about odd files: what matters is raised, by name. (Set once: catch_warnings is not safe
+# in the threads that read images.)
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+
 _SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -64,17 +69,15 @@ def decode_image(
     label = name if name is not None else ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     stream = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(stream) as image:
-                width, height = image.size
-                if width * height > max_pixels:
-                    raise InputError(
-                        f"The picture has {width} x {height} pixels, more than the limit of {max_pixels}.",
-                        where=label,
-                        fix="remove it, or leave it out with --on-error skip",
-                    )
-                return _to_rgb(image, background)
+        with Image.open(stream) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                raise InputError(
+                    f"The picture has {width} x {height} pixels, more than the limit of {max_pixels}.",
+                    where=label,
+                    fix="remove it, or leave it out with --on-error skip",
+                )
+            return _to_rgb(image, background)
     except InputError:
         raise
     except FileNotFoundError:

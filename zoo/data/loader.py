@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -162,13 +163,19 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
+def _mind_the_next(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+
+
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     # Signals reach the whole process group; whether to stop is the training process's decision.
     # A worker whose parent died ends by itself (torch's watchdog).
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    # The first SIGTERM may be the group's; a second one is torch's own, for a worker that is in the way.
+    signal.signal(signal.SIGTERM, _mind_the_next)
 
 
 def view_batches(

@@ -38,10 +38,15 @@ def data_home() -> Path:
 class TorchvisionImages:
     """A torchvision data set seen as an image source."""
 
-    def __init__(self, name: str, dataset: Any) -> None:
+    def __init__(self, name: str, dataset: Any, split: str = "train") -> None:
         self.name = name
+        self.split = split
         self._dataset = dataset
-        self.classes = tuple(str(c) for c in getattr(dataset, "classes", ()) or ())
+        names = getattr(dataset, "classes", None)
+        labels = self._labels()
+        if not names and labels is not None:  # some sets have numbers only
+            names = range(int(max(labels)) + 1)
+        self.classes = tuple(str(name) for name in names or ())
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -53,18 +58,19 @@ class TorchvisionImages:
         except OSError as error:
             raise InputError(f"The picture can't be read ({error}).", where=self.where(index)) from error
 
+    def _labels(self) -> Any:
+        found = (getattr(self._dataset, name, None) for name in ("targets", "labels", "_labels"))
+        return next((values for values in found if values is not None), None)
+
     def label(self, index: int) -> int:
-        for attribute in ("targets", "labels", "_labels"):
-            values = getattr(self._dataset, attribute, None)
-            if values is not None:
-                return int(values[index])
-        return UNLABELLED
+        labels = self._labels()
+        return UNLABELLED if labels is None else int(labels[index])
 
     def where(self, index: int) -> str:
         return f"{self.name}[{index}]"
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"kind": "torchvision", "name": self.name, "count": len(self)}
+        return {"kind": "torchvision", "name": self.name, "split": self.split, "count": len(self)}
 
 
 def open_named(name: str, split: str, home: Path | None = None) -> TorchvisionImages:
@@ -92,6 +98,8 @@ def open_named(name: str, split: str, home: Path | None = None) -> TorchvisionIm
             except RuntimeError:
                 folder.mkdir(parents=True, exist_ok=True)
                 dataset = getattr(datasets, kind)(str(folder), download=True, **arguments)
+    except ImportError as error:
+        raise InputError(f"torchvision needs a package to read {name}: {error}.", where=name) from error
     except (OSError, RuntimeError) as error:
         raise InputError(
             f"The data set {name} is not on this machine and could not be downloaded ({error}).",
@@ -99,4 +107,4 @@ def open_named(name: str, split: str, home: Path | None = None) -> TorchvisionIm
             fix=f"put torchvision's files of {kind} there, set ZOO_DATA to the folder that has them, "
             "or pass a folder of images",
         ) from error
-    return TorchvisionImages(name, dataset)
+    return TorchvisionImages(name, dataset, split)

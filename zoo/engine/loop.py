@@ -119,21 +119,24 @@ class Loop:
             RunError: the loss is not finite (the weights are as before that step), or the disk failed.
         """
         self.learner.train()
+        batches: Iterator[Any] = iter(())
         try:
             for callback in self.callbacks:
                 callback.on_start(self)
             if self.step < self.total_steps:
-                self._train(stop)
-            self.save()
+                batches = self.batches(self.step)
+                self._train(batches, stop)
+            self.save()  # before the data workers are waited for: after a signal every second counts
             for callback in self.callbacks:
                 callback.on_end(self)
         finally:
+            del batches
             for callback in self.callbacks:
                 callback.close()
 
-    def _train(self, stop: StopRequest) -> None:
+    def _train(self, batches: Iterator[Any], stop: StopRequest) -> None:
         began = time.perf_counter()
-        for batch in self.batches(self.step):
+        for batch in batches:
             arrived = time.perf_counter()
             for callback in self.callbacks:
                 callback.on_batch(batch)
@@ -179,8 +182,8 @@ class Loop:
             raise RunError(
                 f"The loss became {value} at step {self.step} (epoch {epoch}); "
                 "the weights were not touched by this step.",
-                fix="lower optimizer.lr, lengthen schedule.warmup_epochs, or raise method.epsilon; "
-                "then resume from the last checkpoint or start again",
+                fix="start a new run, if you like from these weights (--init-from), with a lower optimizer.lr, "
+                "a longer schedule.warmup_epochs or a higher method.epsilon",
             )
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.learner.before_update(self.step)
@@ -191,7 +194,18 @@ class Loop:
         return value, lr, logs
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on."""
+        """Write a checkpoint of everything that the next step depends on.
+
+        Raises:
+            RunError: a parameter is not finite (earlier checkpoints stay), or the disk failed.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if not all(math.isfinite(norm) for norm in torch._foreach_norm(parameters)):
+            raise RunError(
+                f"A parameter is not finite after step {self.step - 1}; this state is not saved.",
+                where=self.checkpoints.folder,
+                fix="resume from the checkpoint before it, or start a new run with a lower optimizer.lr",
+            )
         shared = {
             "step": self.step,
             "elapsed": self.elapsed,
@@ -211,7 +225,8 @@ class Loop:
         self.elapsed = shared["elapsed"]
         self.learner.load_state_dict(shared["learner"])
         self.optimizer.load_state_dict(shared["optimizer"])
-        self._scaler.load_state_dict(shared["scaler"])
+        if shared["scaler"] and self._scaler.is_enabled():
+            self._scaler.load_state_dict(shared["scaler"])
         self.learner.load_local_state(local["learner"])
         _set_rng_state(self.precision.device, local["torch_rng"])
 

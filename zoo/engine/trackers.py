@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import IO, Any
 
-from ..files import disk_errors, fsync_path
+from ..files import disk_errors, whole_file
 from .loop import Callback, Loop, StepRecord
 
 __all__ = ["BadFileLog", "JsonLines", "MetricsLog", "cut_after"]
@@ -45,10 +44,8 @@ def cut_after(path: Path, step: int) -> None:
             with contextlib.suppress(ValueError):
                 if line.endswith(b"\n") and json.loads(line)["step"] < step:
                     kept.append(line)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(b"".join(kept))
-        fsync_path(temporary)
-        os.replace(temporary, path)
+        with whole_file(path) as temporary:
+            temporary.write_bytes(b"".join(kept))
 
 
 class MetricsLog(Callback):

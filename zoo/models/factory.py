@@ -32,11 +32,11 @@ def create_trunk(
 ) -> Any:
     """A freshly initialised trunk (draws from torch's global generator).
 
-    Where torchvision's own class can express the network, that class is what comes back.
+    What comes back is torchvision's ``ResNet``, with an ``nn.Identity`` for the classifier.
 
     Args:
         arch: a key of ``TRUNKS``.
-        stem: see ``zoo.models.resnet.ResNet``.
+        stem: see ``zoo.models.resnet.resnet``.
         base_planes: channels of the stem, if not the architecture's own: a narrow or wide variant.
         norm_layer: the normalisation; BatchNorm2d by default.
         replace_stride_with_dilation: as in torchvision, for the last three stages.
@@ -44,10 +44,9 @@ def create_trunk(
     Raises:
         InputError: no such architecture, with the nearest name.
     """
-    from torchvision.models.resnet import BasicBlock, Bottleneck
-    from torchvision.models.resnet import ResNet as TorchvisionResNet
+    from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-    from .resnet import ResNet, drop_classifier
+    from .resnet import drop_classifier, resnet
 
     if arch not in TRUNKS:
         raise InputError(
@@ -64,7 +63,7 @@ def create_trunk(
         "replace_stride_with_dilation": replace_stride_with_dilation,
     }
     if stem == "imagenet" and not arguments:
-        trunk = TorchvisionResNet(block, layers, **shared)
+        trunk = ResNet(block, layers, **shared)
         drop_classifier(trunk, 512 * block.expansion)
         return trunk
-    return ResNet(block, layers, stem=stem, **shared, **arguments)
+    return resnet(block, layers, stem=stem, **shared, **arguments)

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
-from torchvision.models.resnet import ResNet as TorchvisionResNet
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-__all__ = ["ResNet", "drop_classifier", "stage_features"]
+__all__ = ["drop_classifier", "resnet", "stage_features"]
 
 
-def drop_classifier(trunk: TorchvisionResNet, in_features: int) -> None:
+def drop_classifier(trunk: ResNet, in_features: int) -> None:
     """Put a plain ``nn.Identity`` where the classifier stands, so that the output is pooled features.
 
     It carries ``in_features``, so ``model.fc = nn.Linear(model.fc.in_features, 10)`` works as on the
@@ -27,10 +26,20 @@ def drop_classifier(trunk: TorchvisionResNet, in_features: int) -> None:
     trunk.num_features = in_features
 
 
-class ResNet(TorchvisionResNet):
+def resnet(
+    block: type[BasicBlock | Bottleneck],
+    layers: list[int],
+    *,
+    base_planes: int = 64,
+    width_per_group: int = 64,
+    groups: int = 1,
+    stem: str = "imagenet",
+    norm_layer: Callable[..., nn.Module] | None = None,
+    replace_stride_with_dilation: list[bool] | None = None,
+) -> ResNet:
     """A torchvision ``ResNet`` whose stem may be narrower, wider or made for small images.
 
-    With the defaults it is the torchvision network. ``forward`` gives pooled features, (N,
+    With the defaults it is the torchvision network. Its ``forward`` gives pooled features, (N,
     ``num_features``), through the ``nn.Identity`` that ``fc`` starts as.
 
     Args:
@@ -45,44 +54,35 @@ class ResNet(TorchvisionResNet):
         norm_layer: the normalisation; BatchNorm2d by default.
         replace_stride_with_dilation: as in torchvision, for the last three stages.
     """
-
-    def __init__(
-        self,
-        block: type[BasicBlock | Bottleneck],
-        layers: list[int],
-        *,
-        base_planes: int = 64,
-        width_per_group: int = 64,
-        groups: int = 1,
-        stem: str = "imagenet",
-        norm_layer: Callable[..., nn.Module] | None = None,
-        replace_stride_with_dilation: list[bool] | None = None,
-    ) -> None:
-        nn.Module.__init__(self)  # the parent's constructor knows one stem width only
-        self._norm_layer = norm_layer or nn.BatchNorm2d
-        self.inplanes = base_planes
-        self.dilation = 1
-        self.groups = groups
-        self.base_width = width_per_group
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(3, base_planes, kernel_size=7, stride=2, padding=3, bias=False)
-        elif stem in ("small", "medium"):
-            self.conv1 = nn.Conv2d(3, base_planes, kernel_size=3, stride=1, padding=1, bias=False)
-        else:
-            raise ValueError(f"stem {stem!r} is none of imagenet, medium, small")
-        self.bn1 = self._norm_layer(base_planes)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.Identity() if stem == "small" else nn.MaxPool2d(3, stride=2, padding=1)
-        dilate = replace_stride_with_dilation or [False, False, False]
-        self.layer1 = self._make_layer(block, base_planes, layers[0])
-        self.layer2 = self._make_layer(block, base_planes * 2, layers[1], stride=2, dilate=dilate[0])
-        self.layer3 = self._make_layer(block, base_planes * 4, layers[2], stride=2, dilate=dilate[1])
-        self.layer4 = self._make_layer(block, base_planes * 8, layers[3], stride=2, dilate=dilate[2])
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        drop_classifier(self, base_planes * 8 * block.expansion)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    # torchvision's constructor knows one stem; only the constructor differs, so the class stays its own
+    # (which any program with torchvision can unpickle).
+    trunk: Any = ResNet.__new__(ResNet)
+    nn.Module.__init__(trunk)
+    trunk._norm_layer = norm_layer or nn.BatchNorm2d
+    trunk.inplanes = base_planes
+    trunk.dilation = 1
+    trunk.groups = groups
+    trunk.base_width = width_per_group
+    if stem == "imagenet":
+        trunk.conv1 = nn.Conv2d(3, base_planes, kernel_size=7, stride=2, padding=3, bias=False)
+    elif stem in ("small", "medium"):
+        trunk.conv1 = nn.Conv2d(3, base_planes, kernel_size=3, stride=1, padding=1, bias=False)
+    else:
+        raise ValueError(f"stem {stem!r} is none of imagenet, medium, small")
+    trunk.bn1 = trunk._norm_layer(base_planes)
+    trunk.relu = nn.ReLU(inplace=True)
+    trunk.maxpool = nn.Identity() if stem == "small" else nn.MaxPool2d(3, stride=2, padding=1)
+    dilate = replace_stride_with_dilation or [False, False, False]
+    trunk.layer1 = trunk._make_layer(block, base_planes, layers[0])
+    trunk.layer2 = trunk._make_layer(block, base_planes * 2, layers[1], stride=2, dilate=dilate[0])
+    trunk.layer3 = trunk._make_layer(block, base_planes * 4, layers[2], stride=2, dilate=dilate[1])
+    trunk.layer4 = trunk._make_layer(block, base_planes * 8, layers[3], stride=2, dilate=dilate[2])
+    trunk.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+    drop_classifier(trunk, base_planes * 8 * block.expansion)
+    for module in trunk.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return trunk  # type: ignore[no-any-return]
 
 
 def stage_features(trunk: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -21,6 +21,7 @@ from .methods.config_base import MethodConfig, Strict
 __all__ = ["Recipe"]
 
 Triple = tuple[float, float, float]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrunkConfig(Strict):
@@ -46,7 +47,7 @@ class ViewsConfig(Strict):
     blur_p: float = Field(default=0.5, ge=0, le=1)
     blur_radius: tuple[NonNegativeFloat, NonNegativeFloat] = (0.1, 2.0)
     mean: Triple = (0.485, 0.456, 0.406)
-    std: Triple = (0.228, 0.224, 0.225)
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.228, 0.224, 0.225)
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> ViewsConfig:
@@ -56,9 +57,12 @@ class ViewsConfig(Strict):
         odd = [f"{name} has {len(values)}" for name, values in lists.items() if len(values) != usual]
         if odd:
             raise ValueError(f"the crop lists must be equally long: {', '.join(odd)}, the others {usual}")
-        for name, low, high in zip(self.size, self.min_scale, self.max_scale, strict=True):
+        for size, low, high in zip(self.size, self.min_scale, self.max_scale, strict=True):
             if not low <= high <= 1.0:
-                raise ValueError(f"crops of {name} pixels: scales must satisfy min {low} <= max {high} <= 1")
+                raise ValueError(f"crops of {size} pixels: scales must satisfy min {low} <= max {high} <= 1")
+        for label, (low, high) in (("ratio", self.ratio), ("blur_radius", self.blur_radius)):
+            if low > high:
+                raise ValueError(f"{label} runs from the smaller to the larger value, not ({low}, {high})")
         if not 0 <= self.jitter[3] <= 0.5:
             raise ValueError(f"jitter: the hue's strength must lie in 0..0.5, not {self.jitter[3]}")
         return self
@@ -93,8 +97,8 @@ class OptimizerConfig(Strict):
     name: Literal["lars", "sgd", "adamw"] = "lars"
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 1e-6
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: Momentum = 0.9
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     trust: PositiveFloat = 0.001
     exclude_one_dimensional: bool = False
 

@@ -212,14 +212,12 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[s
     problem = problems[0]
     parts = [str(part) for part in problem["loc"]]
     key = ".".join(part for part in parts if not part.isdigit()) or "recipe"
-    if key == "method" and isinstance(problem.get("ctx", {}).get("error"), ValidationError):
-        return _explain(problem["ctx"]["error"], tree, sources)
     source = sources.get(key) or next((s for k, s in sources.items() if k.startswith(f"{key}.")), None)
     where = key + (f" (from {source})" if source else "")
     more = f" ({len(problems) - 1} more problems after this one)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
         names = _names_at(parts[:-1], tree)
-        elsewhere = [path for path in _all_keys() if path.split(".")[-1] == parts[-1]]
+        elsewhere = [path for path in _all_keys(tree) if path.split(".")[-1] == parts[-1]]
         advice = f"did you mean {elsewhere[0]}? " if elsewhere else did_you_mean(parts[-1], names)
         return InputError(
             f"The recipe has an unknown key{more}.",
@@ -245,13 +243,12 @@ def _names_at(parts: list[str], tree: Mapping[str, Any]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _all_keys() -> Iterator[str]:
+def _all_keys(tree: Mapping[str, Any]) -> Iterator[str]:
     for name, field in Recipe.model_fields.items():
-        if (
-            name != "method"
-            and isinstance(field.annotation, type)
-            and issubclass(field.annotation, BaseModel)
-        ):
-            yield from (f"{name}.{inner}" for inner in field.annotation.model_fields)
+        model: Any = field.annotation
+        if name == "method":
+            model = method_config_class(str(tree["method"]["name"]))
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            yield from (f"{name}.{inner}" for inner in model.model_fields)
         else:
             yield name

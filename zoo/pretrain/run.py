@@ -30,6 +30,7 @@ from ..models.factory import create_trunk
 from ..models.small_maps import use_central_tap
 from ..optim.lars import LARS
 from ..optim.schedule import WarmupCosine
+from ..tensors import seeded
 from ..weights.initial import load_trunk_weights, read_weights
 from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
@@ -106,18 +107,20 @@ def start(
     session = _Session(resolved)
     if init_from is not None:
         session.init_from(Path(init_from))
-    folder = RunFolder(Path(out) if out is not None else fresh_path(runs_root(), resolved.recipe.name))
+    fingerprint = session.source.fingerprint()
     info = {
         "recipe_name": resolved.recipe.name,
         "method": resolved.recipe.method.name,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": sys.argv,
         "total_steps": session.shape.total_steps,
-        "init_from": None if init_from is None else str(init_from),
+        "init_from": None if init_from is None else str(Path(init_from).absolute()),
+        "precision": session.precision.name,
         "sources": resolved.sources,
         "resumed": [],
     }
-    folder.create(info, resolved.to_yaml(), session.source.fingerprint())
+    folder = RunFolder(Path(out) if out is not None else fresh_path(runs_root(), resolved.recipe.name))
+    folder.create(info, resolved.to_yaml(), fingerprint)
     return session.train(folder, callbacks, progress)
 
 
@@ -179,8 +182,7 @@ def _changes(before: Recipe, after: Recipe) -> dict[str, tuple[Any, Any]]:
 
 def build_method(recipe: Recipe, shape: RunShape) -> Method:
     """The recipe's method around a fresh trunk, initialised from the recipe's seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keyed_seed(recipe.seed, "init"))
+    with seeded(keyed_seed(recipe.seed, "init")):
         trunk = create_trunk(recipe.trunk.arch, stem=recipe.trunk.stem, base_planes=recipe.trunk.base_planes)
         return method_class(recipe.method.name)(trunk, recipe.method, shape, WorldOfOne())  # type: ignore[no-any-return]
 
@@ -227,6 +229,10 @@ class _Session:
             use_central_tap(self.method.trunk)
         self.method.to(device=self.device, dtype=self.precision.master_dtype)
         self.method.to(memory_format=self.precision.memory_format)
+        self.optimizer = _build_optimizer(
+            recipe.optimizer, self.method.param_groups(recipe.optimizer.exclude_one_dimensional)
+        )
+        self.started_from_weights = False
 
     def init_from(self, path: Path) -> None:
         """Fill the trunk from a run's newest checkpoint or from a file of weights."""
@@ -239,6 +245,7 @@ class _Session:
         else:
             tensors = read_weights(path)
         log.info("initialised from %s: %s", path, load_trunk_weights(self.method.trunk, tensors, path))
+        self.started_from_weights = True
 
     def train(
         self,
@@ -257,7 +264,7 @@ class _Session:
             RunLock(folder.path),
             StopRequest() as stop,
             compute_threads(self.device, workers) as threads,
-            torch.random.fork_rng(),
+            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
             torch.manual_seed(keyed_seed(self.recipe.seed, "train"))
             if info is not None:
@@ -270,6 +277,8 @@ class _Session:
             }
             folder.write_environment({**describe_environment(), **used})
             log.info("training in %s", folder.path)
+            if info is None and self.started_from_weights:
+                loop.save()  # a resume must not depend on the file that the weights came from
             loop.run(stop)
         if bad_files.files:
             log.warning("%d unreadable images were left out, see %s", len(bad_files.files), folder.bad_files)
@@ -303,10 +312,9 @@ class _Session:
             warmup_steps=round(min(recipe.schedule.warmup_epochs, recipe.epochs) * shape.steps_per_epoch),
             total_steps=shape.total_steps,
         )
-        groups = self.method.param_groups(recipe.optimizer.exclude_one_dimensional)
         return Loop(
             learner=self.method,
-            optimizer=_build_optimizer(recipe.optimizer, groups),
+            optimizer=self.optimizer,
             lr_at=schedule.at,
             batches=lambda first: view_batches(
                 self.source,
@@ -347,7 +355,17 @@ class _Session:
                 )
             loop.restore(checkpoint)
         elif info.get("init_from"):
-            self.init_from(Path(info["init_from"]))
+            raise InputError(
+                "The run was killed before its first checkpoint, so its initial weights are not saved.",
+                where=folder.path,
+                fix=f"start again with --init-from {info['init_from']}",
+            )
+        if info.get("precision", self.precision.name) != self.precision.name:
+            log.warning(
+                "the run computed in %s so far, from here on in %s: not bit for bit the same",
+                info["precision"],
+                self.precision.name,
+            )
         if "epochs" in changes:
             log.info(
                 "epochs %d -> %d: from step %d on, the learning rate follows the schedule of the new length",

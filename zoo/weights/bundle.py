@@ -254,11 +254,16 @@ def _without_aliases(
     return kept, aliases
 
 
+def timm_builds(description: Description) -> bool:
+    """Whether timm has this network, under the same name and keys."""
+    plain = description.stem == "imagenet" and description.base_planes is None
+    return plain and description.arch in _TIMM_NAMES
+
+
 def _config(description: Description) -> dict[str, Any]:
     """``config.json``: what timm needs to build the network, where it has it; what we need, always."""
     ours = {key: getattr(description, key) for key in ("arch", "stem", "base_planes")}
-    standard = description.stem == "imagenet" and description.base_planes is None
-    if not (standard and description.arch in _TIMM_NAMES):
+    if not timm_builds(description):
         return {"zoo": ours, "num_features": description.num_features}
     how = description.preprocessing
     size = int(how["crop"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .bundle import Description
+from .bundle import Description, timm_builds
 
 __all__ = ["model_card"]
 
@@ -22,11 +22,11 @@ def model_card(name: str, what: Description) -> str:
     """
     recipe = what.to_json()["recipe"]
     how = what.preprocessing
-    standard = what.stem == "imagenet" and what.base_planes is None
+    standard = timm_builds(what)
     tags = ["self-supervised-learning", "image-feature-extraction", what.method]
     head = ["---"]
     if what.licence != "unspecified":
-        head.append(f"license: {what.licence.lower()}")
+        head.append(f"license: {json.dumps(what.licence.lower(), ensure_ascii=False)}")
     head += [
         f"library_name: {'timm' if standard else 'pytorch'}",
         "pipeline_tag: image-feature-extraction",
@@ -85,10 +85,16 @@ def model_card(name: str, what: Description) -> str:
 def _results(results: list[dict[str, Any]]) -> list[str]:
     if not results:
         return ["None recorded yet (`zoo transfer`, then `zoo publish --with-results`)."]
-    lines = ["| recipe | data | metric | value | seeds |", "|---|---|---|---|---|"]
+    lines = ["| recipe | data | metric | value | protocol |", "|---|---|---|---|---|"]
     for result in results:
-        seeds = ", ".join(str(seed) for seed in result.get("seeds", []))
+        how = ", ".join(f"{key} {_short(value)}" for key, value in result.get("protocol", {}).items())
         numbers = {key: value for key, value in result["metrics"].items() if value is not None}
         for metric, value in numbers.items():
-            lines.append(f"| {result['recipe']} | {result['dataset']} | {metric} | {value:.4g} | {seeds} |")
+            lines.append(f"| {result['recipe']} | {result['dataset']} | {metric} | {value:.4g} | {how} |")
     return lines
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("name"))
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

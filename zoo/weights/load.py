@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import InputError
 from ..keyed import keyed_seed
-from ..tensors import read_safetensors
+from ..tensors import read_safetensors, seeded
 from .bundle import Bundle, read_bundle
 from .hubs.local import LocalHub
 from .reference import Reference
@@ -44,10 +44,7 @@ def load_trunk(target: Reference, build: Build, *, progress: bool, verify: bool)
         verify: read and hash every byte even if an earlier check left a receipt.
     """
     if target.kind == "random":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(
-                keyed_seed(_random_seed(target), "init")
-            )  # as a pretraining run of that seed starts
+        with seeded(keyed_seed(_random_seed(target), "init")):  # as a pretraining run of that seed starts
             trunk = build(target.name)
         info = {"reference": str(target), "arch": target.name, "preprocessing": _described(_STANDARD)}
         return Loaded(trunk, info, "random weights")
@@ -58,9 +55,9 @@ def load_trunk(target: Reference, build: Build, *, progress: bool, verify: bool)
 
 def _random_seed(target: Reference) -> int:
     revision = target.revision or "0"
-    if not revision.isdecimal():
+    if not revision.isdecimal() or int(revision) >= 2**63:
         raise InputError(
-            "What follows the @ of a random model is its seed, a whole number.", where=str(target)
+            "What follows the @ of a random model is its seed, a whole number below 2**63.", where=str(target)
         )
     return int(revision)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, did_you_mean
-from .bundle import SUMS
+from .bundle import SUMS, WEIGHTS
 from .hubs.local import LocalHub
 
 __all__ = ["KINDS", "Reference", "parse_reference"]
@@ -49,7 +49,15 @@ def parse_reference(text: str) -> Reference:
         return Reference(kind, name, revision or None)
     path = Path(text).expanduser()
     if _exists(path):
-        return Reference("path" if (path / SUMS).is_file() else "run", str(path))
+        if any((path / name).is_file() for name in (SUMS, "zoo.json", WEIGHTS)):
+            return Reference("path", str(path))
+        if (path / "run.json").is_file():
+            return Reference("run", str(path))
+        raise InputError(
+            "This path is neither a published model (SHA256SUMS, zoo.json) nor a run (run.json).",
+            where=path,
+            fix="publish a run (zoo publish); weights in a single file can start one: zoo pretrain --init-from",
+        )
     name, _, revision = text.partition("@")
     if colon and "/" not in kind:
         raise InputError(

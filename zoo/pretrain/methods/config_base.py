@@ -11,9 +11,9 @@ __all__ = ["MethodConfig", "RunShape", "Strict"]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused; values are frozen once read."""
+    """Unknown keys and infinite values are refused; values are frozen once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -149,30 +149,29 @@ class LocalHub:
         folder = self._folder(name)
         if tag is not None:
             self._check_tag(tag)
-        with disk_errors("Publishing", folder):
-            (folder / "revisions").mkdir(parents=True, exist_ok=True)
-            with self._locked(folder):
-                self._sweep(folder)
-                self._sweep(folder / "revisions")
-                known = _read_tags(folder / "refs.json") if (folder / "refs.json").is_file() else {}
-                staged = folder / "revisions" / "incoming"
-                shutil.rmtree(staged, ignore_errors=True)
-                with whole_folder(staged) as temporary:
-                    write(temporary)
-                revision = hashlib.sha256((staged / SUMS).read_bytes()).hexdigest()[:16]
-                if tag is not None and known.get(tag, revision) != revision and not force:
-                    shutil.rmtree(staged)
-                    raise _taken(name, tag, known[tag])
-                target = folder / "revisions" / revision
-                new = not self._is_whole(target)
-                if new:
-                    shutil.rmtree(target, ignore_errors=True)
-                    os.rename(staged, target)
-                else:
-                    shutil.rmtree(staged)
-                tags = {**known, LATEST: revision, **({tag: revision} if tag else {})}
-                if tags != known:
-                    write_json(folder / "refs.json", {"schema": 1, "tags": tags})
+        with disk_errors("Publishing", folder), self._locked(folder):
+            (folder / "revisions").mkdir(exist_ok=True)
+            self._sweep(folder)
+            self._sweep(folder / "revisions")
+            known = _read_tags(folder / "refs.json") if (folder / "refs.json").is_file() else {}
+            staged = folder / "revisions" / "incoming"
+            shutil.rmtree(staged, ignore_errors=True)
+            with whole_folder(staged) as temporary:
+                write(temporary)
+            revision = hashlib.sha256((staged / SUMS).read_bytes()).hexdigest()[:16]
+            if tag is not None and known.get(tag, revision) != revision and not force:
+                shutil.rmtree(staged)
+                raise _taken(name, tag, known[tag])
+            target = folder / "revisions" / revision
+            new = not self._is_whole(target)
+            if new:
+                shutil.rmtree(target, ignore_errors=True)
+                os.rename(staged, target)
+            else:
+                shutil.rmtree(staged)
+            tags = {**known, LATEST: revision, **({tag: revision} if tag else {})}
+            if tags != known:
+                write_json(folder / "refs.json", {"schema": 1, "tags": tags})
         return Published(name, revision, target, new, tags != known)
 
     def tag(self, name: str, revision: str | None, tag: str, force: bool = False) -> str:
@@ -244,12 +243,18 @@ class LocalHub:
     @staticmethod
     @contextlib.contextmanager
     def _locked(folder: Path) -> Iterator[None]:
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+        lock = folder / ".lock"
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                # While we waited the model may have been removed, and its lock with it.
+                if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
+                    yield
+                    return
+            finally:
+                os.close(handle)
 
 
 def _read_tags(file: Path) -> dict[str, str]:
@@ -261,7 +266,7 @@ def _read_tags(file: Path) -> dict[str, str]:
         raise InputError(
             f"The list of the model's tags can't be read ({error!r}).",
             where=file,
-            fix=f"delete the folder {file.parent} and publish the model again",
+            fix=f"delete {file.name} and publish again; the revisions beside it stay",
         ) from None
     return dict(tags)
 
