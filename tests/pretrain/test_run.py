@@ -32,6 +32,7 @@ from tiny import (
 from zoo.engine.checkpoint import CheckpointFolder
 from zoo.engine.loop import Callback
 from zoo.errors import EXIT_SAVED, InputError, RunError
+from zoo.files import fresh_path
 from zoo.pretrain.methods.swav import SwAV
 from zoo.pretrain.resolve import resolve
 from zoo.pretrain.rundir import RunLock
@@ -771,3 +772,42 @@ def test_a_forked_child_does_not_keep_the_run_locked(tmp_path):
     finally:
         os.write(go[1], b"1")
         os.waitpid(child, 0)
+
+
+def test_a_state_that_is_not_finite_is_never_saved(images, tmp_path):
+    """Gradients can blow up under a finite loss: the checkpoints before it must survive."""
+
+    class Poison(Callback):
+        def on_start(self, loop):
+            self.loop = loop
+
+        def on_step(self, record):
+            if record.step == 4:
+                with torch.no_grad():
+                    self.loop.learner.trunk.conv1.weight[0, 0, 0, 0] = float("nan")
+
+    with pytest.raises(RunError, match=r"(not finite after step 4|became nan at step 5)"):
+        train(images, tmp_path / "run", checkpoint__every_steps=5, callbacks=[Poison()])
+    with pytest.raises(RunError, match="not finite after step"):
+        train(images, tmp_path / "other", checkpoint__every_steps=1, callbacks=[Poison()])
+    assert CheckpointFolder(tmp_path / "other" / "checkpoints").steps() == [3, 4]
+
+
+def test_initial_weights_are_saved_before_the_first_step(images, finished, tmp_path):
+    """A resume must not depend on the file that the weights came from."""
+
+    class Die(Callback):
+        def on_step(self, record):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(images, tmp_path / "run", init_from=finished.path, callbacks=[Die()])
+    checkpoint, _ = CheckpointFolder(tmp_path / "run" / "checkpoints").newest()
+    assert checkpoint.step == 0
+    weights = checkpoint.shared["learner"]["trunk.conv1.weight"]
+    assert torch.equal(weights, finished.method.trunk.conv1.weight)
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path):
+    assert len({fresh_path(tmp_path, "run") for _ in range(5)}) == 5
+    assert all(path.is_dir() for path in tmp_path.iterdir())

@@ -187,6 +187,8 @@ def test_semisup_takes_a_list_of_labelled_images(small, greys, tmp_path):  # cas
     settings = {**FAST["semisup"], "labels": str(listed)}
     result = transfer("semisup", model=small, dataset=str(greys), settings=settings)
     assert result["details"]["labelled_images"] == 4
+    digest = hashlib.sha256(listed.read_bytes()).hexdigest()
+    assert result["protocol"]["labels"] == {"name": "10percent.txt", "sha256": digest}  # no path is published
     listed.write_text(f"{names[0]}\nn01440764_1.JPEG\nn01440764_2.JPEG\n")
     with pytest.raises(InputError, match=r"2 of 3 listed images .* n01440764_1\.JPEG") as caught:
         transfer("semisup", model=small, dataset=str(greys), settings=settings)
@@ -257,3 +259,33 @@ def test_results_are_found_again_by_the_weights(run, small, greys, tmp_path):
 def test_every_recipe_is_where_it_is_said_to_be():
     for name, entry in RECIPES.items():
         assert config_class(name)().seed == 0 and callable(recipe_function(name)) and entry.summary
+
+
+@pytest.mark.parametrize("unfair", [{"allow_overlap": True}, {"limit": 8}, {"test_on_train": True}])
+def test_what_flatters_stays_out_of_the_card(tmp_path, monkeypatch, unfair):
+    monkeypatch.setenv("ZOO_RESULTS", str(tmp_path / "results"))
+    for name, protocol in (("fair", {"seed": 0}), ("unfair", {"seed": 0, **unfair})):
+        folder = tmp_path / "results" / name
+        folder.mkdir(parents=True)
+        result = {"schema": 1, "recipe": name, "model": "x", "weights_sha256": "w", "protocol": protocol}
+        (folder / "result.json").write_text(json.dumps(result))
+    assert [result["recipe"] for result in results_of("w")] == ["fair"]
+
+
+def test_a_data_set_that_numbers_its_classes():
+    from zoo.data.named import TorchvisionImages
+
+    class Numbers:
+        labels = np.array([0, 2, 1, 2])
+
+        def __len__(self):
+            return 4
+
+    source = TorchvisionImages("svhn", Numbers(), "val")
+    assert source.classes == ("0", "1", "2") and source.label(1) == 2
+    assert source.fingerprint()["split"] == "val"
+
+
+def test_detection_says_which_options_it_lacks(small):
+    with pytest.raises(InputError, match="no resize"):
+        transfer("detect", model=small, dataset="builtin:photos-voc", resize=64)
