@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,9 +38,9 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         # One metadata key only: with several the bytes would differ from save to save.
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        match = re.search(r"os error (\d+)", str(error))
+        match = re.search(r"(?:os error|Os \{ code:) (\d+)", str(error))  # two generations of the message
         if match:
-            raise OSError(int(match[1]), str(error), str(path)) from error
+            raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
         raise
     path.chmod(0o644)
 

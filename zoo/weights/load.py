@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,7 @@ def fill_trunk(
     Raises:
         InputError: the tensors don't fit the network.
     """
+    importlib.import_module("torchvision.models")  # whatever tensors its import makes must be real ones
     # No memory and no random numbers for values that are replaced anyway.
     with torch.device("meta"), _NoInitialisation():
         model = build(arch, stem=stem, base_planes=base_planes)
