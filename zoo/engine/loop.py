@@ -199,7 +199,7 @@ class Loop:
         Raises:
             RunError: a parameter is not finite (earlier checkpoints stay), or the disk failed.
         """
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = [p.detach() for group in self.optimizer.param_groups for p in group["params"]]
         if not all(math.isfinite(norm) for norm in torch._foreach_norm(parameters)):
             raise RunError(
                 f"A parameter is not finite after step {self.step - 1}; this state is not saved.",
