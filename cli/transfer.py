@@ -41,13 +41,14 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
     set_up_notes(common["quiet"])
     from transfer.run import transfer
     from zoo.pretrain.resolve import parse_assignments
+    from zoo.weights.hubs.local import LocalHub
 
     given = {key: value for key, value in settings.items() if value is not None}
     # A folder alone is the data set: the built-in one must not lend it its name.
     builtin = "builtin:photos-voc" if recipe == "detect" else "builtin:photos"
     result = transfer(
         recipe,
-        model=common["model"] or _newest_model(),
+        model=common["model"] or LocalHub().newest(),
         dataset=common["dataset"] or common["data"] or builtin,
         data=common["data"],
         settings={**given, **parse_assignments(common["sets"] or [])},
@@ -65,28 +66,9 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
     print(f"the evidence is in {result['path']}")
 
 
-def _newest_model() -> str:
-    """The model that was published last; damaged ones are passed over."""
-    import contextlib
-
-    from zoo.errors import InputError
-    from zoo.weights.hubs.local import LocalHub
-
-    hub = LocalHub()
-    when: dict[str, int] = {}
-    for name in hub.names():
-        with contextlib.suppress(InputError):
-            when[name] = hub.resolve(name).path.stat().st_mtime_ns
-    if not when:
-        raise InputError(
-            "No model was named, and none is published.", fix="pass --model, or publish a run: zoo publish"
-        )
-    return max(when, key=lambda name: when[name])
-
-
 def _command(recipe: str, summary: str) -> Callable[..., None]:
     """A function whose parameters are the common options and the fields of the recipe's config."""
-    from transfer import config_class
+    from transfer import RECIPES
 
     parameters: list[inspect.Parameter] = []
     for name, kind, default in (
@@ -106,7 +88,7 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         )
     common = {parameter.name for parameter in parameters}
-    for name, field in config_class(recipe).model_fields.items():
+    for name, field in RECIPES.config(recipe).model_fields.items():
         flag = "--" + name.replace("_", "-")
         shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
         text = f"{field.description} (default: {shown})"
@@ -119,7 +101,9 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )
     several = {
-        name for name, field in config_class(recipe).model_fields.items() if isinstance(field.default, tuple)
+        name
+        for name, field in RECIPES.config(recipe).model_fields.items()
+        if isinstance(field.default, tuple)
     }
 
     def command(**given: Any) -> None:

@@ -16,7 +16,7 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 # Single modules of zoo/ that know nobody but one another.
-GROUND = {"errors", "files", "keyed", "homes", "tensors"}
+GROUND = {"errors", "files", "keyed", "registry", "homes", "tensors"}
 # Folder of zoo/ -> the folders it may import besides itself and the ground.
 FLOORS = {
     "models": set(),
@@ -118,14 +118,14 @@ def test_what_a_module_promises_is_there(path):
 
 
 def test_every_registered_method_is_where_it_is_said_to_be():
-    from zoo.pretrain.methods import METHODS, method_class, method_config_class
+    from zoo.pretrain.methods import METHODS
     from zoo.pretrain.methods.base import Method
     from zoo.pretrain.methods.config_base import MethodConfig
 
     for name, entry in METHODS.items():
-        assert issubclass(method_config_class(name), MethodConfig)
-        assert issubclass(method_class(name), Method)
-        assert method_config_class(name).model_fields["name"].default == name
+        assert issubclass(METHODS.config(name), MethodConfig)
+        assert issubclass(METHODS.code(name), Method)
+        assert METHODS.config(name).model_fields["name"].default == name
         assert entry.summary
 
 
@@ -153,3 +153,10 @@ def test_no_tests_folder_hides_a_package():
     """pytest puts this folder first on the path: a folder `cli` in it would hide the real one."""
     tests = Path(__file__).resolve().parent
     assert [name for name in PACKAGES if (tests / name).exists()] == []
+
+
+def test_a_name_given_twice_is_refused():
+    from zoo.registry import Entry, Registry
+
+    with pytest.raises(ValueError, match="two methods are called 'swav'"):
+        Registry("method", "zoo", Entry("swav", "a:b", "c:d", "one"), Entry("swav", "e:f", "g:h", "another"))

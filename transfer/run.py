@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -21,9 +22,10 @@ from zoo.loading import load
 from zoo.pretrain.environment import describe_environment
 from zoo.probe.features import source_features
 from zoo.weights.bundle import weights_digest
+from zoo.weights.load import STANDARD_PREPROCESSING
 from zoo.weights.reference import parse_reference
 
-from . import config_class, recipe_function
+from . import RECIPES
 from .config import TransferConfig
 from .datasets import Labelled, open_labelled
 from .results import new_result_path, write_result
@@ -79,13 +81,7 @@ def open_model(reference: str) -> tuple[Any, dict[str, Any], str]:
     if kind == "pixels":
         if not side.isdigit() or int(side) < 1:
             raise InputError("Raw pixels need a side in pixels.", where=reference, fix="e.g. pixels:48")
-        how = {
-            "mean": [0.485, 0.456, 0.406],
-            "std": [0.229, 0.224, 0.225],
-            "resize": int(side),
-            "crop": int(side),
-            "interpolation": "bilinear",
-        }
+        how = {**STANDARD_PREPROCESSING, "resize": int(side), "crop": int(side)}
         return RawPixels(), {"reference": reference, "preprocessing": how}, f"pixels-{side}"
     model = load(reference, progress=log.isEnabledFor(logging.INFO))
     digest = model.zoo_info.get("weights_sha256") or weights_digest(model.state_dict())
@@ -127,31 +123,41 @@ def transfer(
         RunError: training diverged; the result is written and says so.
     """
     config = _settings(recipe, settings or {})
+    was_there = out is not None and Path(out).exists()
     out = Path(out) if out is not None else new_result_path(recipe, dataset)
     with disk_errors("Making the result's folder", out):  # before the work, not after it
         out.mkdir(parents=True, exist_ok=True)
-    if recipe == "detect":
-        began = time.monotonic()
-        for name, given in (("workers", workers), ("resize", resize), ("crop", crop)):
-            if given:
-                raise InputError(
-                    f"Detection has no {name}: images are resized by min_size and max_size.",
-                    where=f"--{name}",
-                )
-        found = recipe_function(recipe)(model, dataset, data, config, device)
-        what, evidence = found.pop("model"), found.pop("data")
-        return _conclude(recipe, model, what, dataset, evidence, config, found, began, out)
-    context = open_context(
-        model,
-        dataset,
-        data,
-        workers=workers,
-        resize=resize,
-        crop=crop,
-        device=device,
-        allow_overlap=config.allow_overlap,
-    )
-    return judge(recipe, context, config, out)
+    try:
+        if recipe == "detect":
+            _refuse_options(workers=workers, resize=resize, crop=crop)
+            began = time.monotonic()
+            found = RECIPES.code(recipe)(model, dataset, data, config, device)
+            what, evidence = found.pop("model"), found.pop("data")
+            return _conclude(recipe, model, what, dataset, evidence, config, found, began, out)
+        context = open_context(
+            model,
+            dataset,
+            data,
+            workers=workers,
+            resize=resize,
+            crop=crop,
+            device=device,
+            allow_overlap=config.allow_overlap,
+        )
+        return judge(recipe, context, config, out)
+    except BaseException:
+        if not was_there:
+            with contextlib.suppress(OSError):  # it holds a result all the same
+                out.rmdir()
+        raise
+
+
+def _refuse_options(**options: int | None) -> None:
+    for name, given in options.items():
+        if given:
+            raise InputError(
+                f"Detection has no {name}: images are resized by min_size and max_size.", where=f"--{name}"
+            )
 
 
 def open_context(
@@ -176,7 +182,7 @@ def open_context(
 def judge(recipe: str, context: Context, config: TransferConfig, out: Path) -> dict[str, Any]:
     """Run one recipe on an open context and write its result; a recipe that trains the trunk comes last."""
     began = time.monotonic()
-    found = recipe_function(recipe)(context, config)
+    found = RECIPES.code(recipe)(context, config)
     what = {"preprocessing": context.preprocessing, "weights_sha256": context.weights_sha256}
     evidence = {
         "classes": context.classes,
@@ -247,7 +253,7 @@ def _sized(how: Mapping[str, Any], resize: int | None, crop: int | None) -> dict
 
 
 def _settings(recipe: str, settings: Mapping[str, Any]) -> TransferConfig:
-    kind = config_class(recipe)
+    kind = RECIPES.config(recipe)
     try:
         return kind.model_validate(dict(settings))  # type: ignore[no-any-return]
     except ValidationError as error:

@@ -20,7 +20,6 @@ from zoo.errors import InputError
 
 @pytest.fixture(scope="module")
 def splits() -> dict[str, PhotoPatches]:
-    pytest.importorskip("skimage")
     return {split: PhotoPatches(split) for split in SPLITS}
 
 

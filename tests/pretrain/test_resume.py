@@ -191,3 +191,13 @@ def test_a_full_folder_is_not_written_over(finished, images, tmp_path):
     assert [f.name for f in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "empty").mkdir()
     assert train(images, tmp_path / "empty", epochs=1).exit_code == 0
+
+
+def test_other_threads_than_before_are_said(finished, images, tmp_path, caplog):
+    run = train(images, tmp_path / "run", callbacks=(StopAfter(2),)).path
+    environment = json.loads((run / "environment.json").read_text("utf-8"))
+    assert environment["threads"] == 1
+    (run / "environment.json").write_text(json.dumps({**environment, "threads": 5}))
+    with caplog.at_level("WARNING", logger="zoo"):
+        go_on(run)
+    assert "on 5 threads so far, from here on on 1" in caplog.text

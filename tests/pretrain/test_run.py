@@ -154,8 +154,9 @@ def test_an_error_in_a_callback_stops_the_run_and_closes_everything(images, tmp_
     assert not RunLock.is_held(tmp_path / "run")
 
 
-def test_the_callers_generator_and_threads_are_as_before(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("zoo.engine.precision.processors", lambda: 3)
+@pytest.mark.parametrize(("processors", "threads"), [(3, 2), (1, 1)])  # the caller's own limit is 2
+def test_the_callers_generator_and_threads_are_as_before(images, tmp_path, monkeypatch, processors, threads):
+    monkeypatch.setattr("zoo.engine.precision.processors", lambda: processors)
     seen = []
 
     class Threads(Callback):
@@ -168,7 +169,7 @@ def test_the_callers_generator_and_threads_are_as_before(images, tmp_path, monke
         torch.manual_seed(11)
         generator = torch.get_rng_state()
         train(images, tmp_path / "run", epochs=1, callbacks=(Threads(),))
-        assert seen == [3]
+        assert seen == [threads]
         assert torch.get_num_threads() == 2
         assert torch.equal(torch.get_rng_state(), generator)
     finally:

@@ -202,10 +202,7 @@ def test_eleven_points_by_hand():
 
 @pytest.fixture
 def voc(shared):
-    folder = shared / "data" / "voc_like"
-    if not folder.is_dir():
-        pytest.skip("no data/voc_like among the shared facts")
-    return folder
+    return shared / "data" / "voc_like"
 
 
 def test_a_real_voc_folder_is_read_from_each_level(voc):

@@ -16,7 +16,7 @@ from PIL import Image
 
 import zoo
 from tiny import image_folder
-from transfer import RECIPES, config_class, recipe_function
+from transfer import RECIPES
 from transfer.results import list_results, results_of
 from transfer.run import open_context, transfer
 from weights.published import names_no_place
@@ -49,8 +49,8 @@ def test_a_frozen_trunk_stays_as_it_was(small, greys, recipe, settings):  # case
     where = open_context(small, str(greys))
     where.trunk.train()
     before = fingerprint(where.trunk)
-    config = config_class(recipe).model_validate(settings)
-    metrics = recipe_function(recipe)(where, config)["metrics"]
+    config = RECIPES.config(recipe).model_validate(settings)
+    metrics = RECIPES.code(recipe)(where, config)["metrics"]
     assert fingerprint(where.trunk) == before
     assert where.trunk.training
     assert all(p.grad is None for p in where.trunk.parameters())
@@ -88,7 +88,7 @@ def test_a_result_holds_its_evidence(small, greys, recipe, tmp_path):
         "created",
     }
     assert written["recipe"] == recipe and written["dataset"] == "greys"
-    assert written["protocol"] == config_class(recipe)(**FAST[recipe]).model_dump(mode="json")
+    assert written["protocol"] == RECIPES.config(recipe)(**FAST[recipe]).model_dump(mode="json")
     assert written["seeds"] == [0]
     assert written["weights_sha256"] == zoo.load(small, progress=False).zoo_info["weights_sha256"]
     assert written["data"]["classes"] == 3 and written["data"]["class_names"] == ["a", "b", "c"]
@@ -139,12 +139,12 @@ def test_the_linear_recipe_chooses_without_the_test_images(small, greys):
     """Other test pictures: the same choice."""
     settings = {"epochs": 5, "lr": [0.001, 0.1], "weight_decay": [0.0, 1e-4]}
     where = open_context(small, str(greys))
-    config = config_class("linear").model_validate(settings)
-    first = recipe_function("linear")(where, config)
+    config = RECIPES.config("linear").model_validate(settings)
+    first = RECIPES.code("linear")(where, config)
     assert first["chosen"]["lr"] in (0.001, 0.1) and first["chosen"]["weight_decay"] in (0.0, 1e-4)
     other = open_context(small, str(greys))
     other.labelled = dataclasses.replace(other.labelled, val=other.train)
-    assert recipe_function("linear")(other, config)["chosen"] == first["chosen"]
+    assert RECIPES.code("linear")(other, config)["chosen"] == first["chosen"]
 
 
 def test_the_exact_protocol_takes_one_rate(small, greys):
@@ -205,15 +205,13 @@ def test_semisup_takes_a_list_of_labelled_images(small, greys, tmp_path):  # cas
 def test_semisup_trains_everything_with_two_rates(small, greys):
     where = open_context(small, str(greys))
     before = {name: value.clone() for name, value in where.trunk.named_parameters()}
-    config = config_class("semisup").model_validate({**FAST["semisup"], "lr": 0.01})
-    recipe_function("semisup")(where, config)
+    config = RECIPES.config("semisup").model_validate({**FAST["semisup"], "lr": 0.01})
+    RECIPES.code("semisup")(where, config)
     after = dict(where.trunk.named_parameters())
     assert all(not torch.equal(before[name], after[name]) for name in before)
     assert after["fc.weight"].shape == (3, 64)
     still = open_context(small, str(greys))
-    recipe_function("semisup")(
-        still, config_class("semisup").model_validate({**FAST["semisup"], "lr": 1e-30})
-    )
+    RECIPES.code("semisup")(still, RECIPES.config("semisup").model_validate({**FAST["semisup"], "lr": 1e-30}))
     assert torch.equal(dict(still.trunk.named_parameters())["conv1.weight"], before["conv1.weight"])
 
 
@@ -258,7 +256,7 @@ def test_results_are_found_again_by_the_weights(run, small, greys, tmp_path):
 
 def test_every_recipe_is_where_it_is_said_to_be():
     for name, entry in RECIPES.items():
-        assert config_class(name)().seed == 0 and callable(recipe_function(name)) and entry.summary
+        assert RECIPES.config(name)().seed == 0 and callable(RECIPES.code(name)) and entry.summary
 
 
 @pytest.mark.parametrize("unfair", [{"allow_overlap": True}, {"limit": 8}, {"test_on_train": True}])
@@ -289,3 +287,10 @@ def test_a_data_set_that_numbers_its_classes():
 def test_detection_says_which_options_it_lacks(small):
     with pytest.raises(InputError, match="no resize"):
         transfer("detect", model=small, dataset="builtin:photos-voc", resize=64)
+
+
+def test_a_recipe_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZOO_RESULTS", str(tmp_path / "results"))
+    with pytest.raises(InputError):
+        transfer("knn", model="me/nothing", dataset="builtin:photos")
+    assert list((tmp_path / "results").iterdir()) == []

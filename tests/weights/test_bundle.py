@@ -347,7 +347,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_timm_loads_the_folder_with_no_difference(resnet18):
-    timm = pytest.importorskip("timm")
+    import timm
+
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     ours = zoo.load(str(resnet18), progress=False).eval()
     theirs = timm.create_model(f"local-dir:{resnet18}", pretrained=True).eval()

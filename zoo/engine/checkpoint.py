@@ -79,14 +79,12 @@ class CheckpointFolder:
                 files = {f.name: sha256_of(f) for f in sorted(temporary.iterdir())}
                 manifest = {"schema": SCHEMA, "step": step, "world_size": 1, "files": files}
                 write_json(temporary / "manifest.json", manifest)
-            for other in self.steps():
-                # What lies ahead of this step was found damaged, or the run would have gone on from it.
-                if other > step or other in self._outdated(step):
-                    shutil.rmtree(self.path(other), ignore_errors=True)
+            saved = self.steps()
+            # What lies ahead of this step was found damaged, or the run would have gone on from it.
+            ahead = [other for other in saved if other > step]
+            for other in [*ahead, *[other for other in saved if other <= step][: -self.keep]]:
+                shutil.rmtree(self.path(other), ignore_errors=True)
         return target
-
-    def _outdated(self, step: int) -> list[int]:
-        return [old for old in self.steps() if old <= step][: -self.keep]
 
     def _is_whole(self, step: int) -> bool:
         try:

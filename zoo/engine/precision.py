@@ -98,7 +98,7 @@ def compute_threads(device: torch.device, workers: int) -> Iterator[int]:
     """
     before = torch.get_num_threads()
     if device.type == "cpu":
-        torch.set_num_threads(max(1, processors() - workers))
+        torch.set_num_threads(max(1, min(before, processors() - workers)))  # a user's own limit holds
     try:
         yield torch.get_num_threads()
     finally:

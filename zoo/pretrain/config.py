@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from ..data.views.params import CropSpec, ViewPlan
-from .methods import method_config_class
+from .methods import METHODS
 from .methods.config_base import MethodConfig, Strict
 
 __all__ = ["Recipe"]
@@ -153,7 +153,7 @@ class Recipe(Strict):
         if isinstance(value, dict):
             if "name" not in value:
                 raise ValueError("a method needs a name, such as `name: swav`")
-            return method_config_class(str(value["name"])).model_validate(value)
+            return METHODS.config(str(value["name"])).model_validate(value)
         return value
 
     def to_dict(self) -> dict[str, Any]:

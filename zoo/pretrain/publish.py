@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 
 from ..engine.checkpoint import CheckpointFolder
 from ..errors import InputError
-from ..files import read_json
 from ..weights.bundle import Description, write_bundle
 from ..weights.card import model_card
 from ..weights.hubs.local import LocalHub, Published
@@ -54,8 +54,7 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
     learner = checkpoint.shared["learner"]
     trunk = {k.removeprefix("trunk."): v for k, v in learner.items() if k.startswith("trunk.")}
     heads = {k: v for k, v in learner.items() if not k.startswith("trunk.")}
-    environment = folder.path / "environment.json"
-    versions = read_json(environment)["packages"] if environment.is_file() else {}
+    versions = folder.environment().get("packages", {})
     evaluation, views = recipe.evaluation, recipe.views
     # Paths on this machine are nobody else's business: sources are published by their last part.
     public = recipe.to_dict()
@@ -128,7 +127,7 @@ def publish_run(
     """
     path = newest_run() if run is None else Path(run)
     what, trunk, heads = read_run(path)
-    what = Description(**{**what.__dict__, "licence": licence, "results": results or []})
+    what = dataclasses.replace(what, licence=licence, results=results or [])
     target = name or f"me/{what.recipe['name']}"
     card = model_card(target, what)
     return (hub or LocalHub()).publish(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import InputError, did_you_mean
 from .config import Recipe
-from .methods import method_config_class
+from .methods import METHODS
 
 __all__ = ["Resolved", "differences", "list_recipes", "parse_assignments", "resolve"]
 
@@ -237,7 +237,7 @@ def _names_at(parts: list[str], tree: Mapping[str, Any]) -> list[str]:
     model: Any = Recipe
     for part in parts:
         if part == "method":
-            model = method_config_class(str(tree["method"]["name"]))
+            model = METHODS.config(str(tree["method"]["name"]))
         else:
             model = model.model_fields[part].annotation
     return [field.alias or name for name, field in model.model_fields.items()]
@@ -247,7 +247,7 @@ def _all_keys(tree: Mapping[str, Any]) -> Iterator[str]:
     for name, field in Recipe.model_fields.items():
         model: Any = field.annotation
         if name == "method":
-            model = method_config_class(str(tree["method"]["name"]))
+            model = METHODS.config(str(tree["method"]["name"]))
         if isinstance(model, type) and issubclass(model, BaseModel):
             yield from (f"{name}.{inner}" for inner in model.model_fields)
         else:

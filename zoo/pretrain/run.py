@@ -34,13 +34,13 @@ from ..tensors import seeded
 from ..weights.initial import load_trunk_weights, read_weights
 from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
-from .methods import method_class
+from .methods import METHODS
 from .methods.base import Method
 from .methods.config_base import RunShape
 from .resolve import Resolved, differences, resolve
 from .rundir import RunFolder, RunLock, runs_root
 
-__all__ = ["RunResult", "build_method", "resume", "start", "view_settings"]
+__all__ = ["RunResult", "build_method", "resume", "start", "view_preparer"]
 
 log = logging.getLogger("zoo")
 
@@ -184,7 +184,7 @@ def build_method(recipe: Recipe, shape: RunShape) -> Method:
     """The recipe's method around a fresh trunk, initialised from the recipe's seed alone."""
     with seeded(keyed_seed(recipe.seed, "init")):
         trunk = create_trunk(recipe.trunk.arch, stem=recipe.trunk.stem, base_planes=recipe.trunk.base_planes)
-        return method_class(recipe.method.name)(trunk, recipe.method, shape, WorldOfOne())  # type: ignore[no-any-return]
+        return METHODS.code(recipe.method.name)(trunk, recipe.method, shape, WorldOfOne())  # type: ignore[no-any-return]
 
 
 def _build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -269,6 +269,7 @@ class _Session:
             torch.manual_seed(keyed_seed(self.recipe.seed, "train"))
             if info is not None:
                 self._restore(folder, loop, info, dict(changes or {}))
+                self._warn_of_threads(folder, threads)
             used = {
                 "device": str(self.device),
                 "precision": self.precision.name,
@@ -291,6 +292,16 @@ class _Session:
             bad_files=len(bad_files.files),
             method=self.method,
         )
+
+    def _warn_of_threads(self, folder: RunFolder, threads: int) -> None:
+        before = folder.environment().get("threads", threads)
+        if self.device.type == "cpu" and before != threads:
+            log.warning(
+                "the run computed on %d threads so far, from here on on %d: sums are rounded in another order, "
+                "so it is not bit for bit the same",
+                before,
+                threads,
+            )
 
     def _workers(self) -> int:
         if self.recipe.data.workers is not None:
@@ -326,7 +337,7 @@ class _Session:
                 skip_bad=recipe.data.on_error == "skip",
                 pin_memory=self.device.type == "cuda",
             ),
-            prepare=view_settings(self.recipe, self.precision),
+            prepare=view_preparer(self.recipe, self.precision),
             precision=self.precision,
             steps_per_epoch=shape.steps_per_epoch,
             total_steps=shape.total_steps,
@@ -386,7 +397,7 @@ class _Session:
         folder.write_info(info)
 
 
-def view_settings(recipe: Recipe, precision: Precision) -> Callable[[Batch], list[torch.Tensor]]:
+def view_preparer(recipe: Recipe, precision: Precision) -> Callable[[Batch], list[torch.Tensor]]:
     """A function that brings a batch's views onto the device, normalised, in the right memory order."""
     mean, std = recipe.views.mean, recipe.views.std
 

@@ -119,6 +119,13 @@ class RunFolder:
         with disk_errors("Writing the recipe", self.path):
             write_text(self.recipe, recipe)
 
+    def environment(self) -> dict[str, Any]:
+        """What the run was last trained with; empty if that isn't known."""
+        try:
+            return dict(read_json(self.path / "environment.json"))
+        except (OSError, ValueError):
+            return {}
+
     def write_environment(self, environment: dict[str, Any]) -> None:
         with disk_errors("Writing the environment", self.path):
             write_json(self.path / "environment.json", environment)

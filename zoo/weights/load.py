@@ -19,11 +19,17 @@ from .bundle import Bundle, read_bundle
 from .hubs.local import LocalHub
 from .reference import Reference
 
-__all__ = ["Build", "Loaded", "fill_trunk", "load_trunk", "preprocessing"]
+__all__ = ["STANDARD_PREPROCESSING", "Build", "Loaded", "fill_trunk", "load_trunk", "preprocessing"]
 
 Build = Callable[..., Any]
 _FILLS = {torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_}
-_STANDARD = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "resize": 256, "crop": 224}
+STANDARD_PREPROCESSING: dict[str, Any] = {
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "resize": 256,
+    "crop": 224,
+    "interpolation": "bilinear",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ def load_trunk(target: Reference, build: Build, *, progress: bool, verify: bool)
     if target.kind == "random":
         with seeded(keyed_seed(_random_seed(target), "init")):  # as a pretraining run of that seed starts
             trunk = build(target.name)
-        info = {"reference": str(target), "arch": target.name, "preprocessing": _described(_STANDARD)}
+        info = {"reference": str(target), "arch": target.name, "preprocessing": STANDARD_PREPROCESSING}
         return Loaded(trunk, info, "random weights")
     if target.kind == "supervised":
         return _supervised(target, build, progress)
@@ -112,10 +118,6 @@ def preprocessing(how: dict[str, Any]) -> Callable[[], Any]:
     )
 
 
-def _described(how: dict[str, Any]) -> dict[str, Any]:
-    return {**how, "interpolation": "bilinear"}
-
-
 def _open(target: Reference) -> Bundle:
     if target.kind == "path":
         path = Path(target.name).expanduser().resolve()  # a link that the user typed is his own
@@ -168,11 +170,12 @@ def _supervised(target: Reference, build: Build, progress: bool) -> Loaded:
         "std": list(preset.std),
         "resize": preset.resize_size[0],
         "crop": preset.crop_size[0],
+        "interpolation": preset.interpolation.value,
     }
     info = {
         "reference": str(target),
         "arch": target.name,
-        "preprocessing": _described(how),
+        "preprocessing": how,
         "method": "supervised",
     }
     return Loaded(trunk, info, f"{len(kept)} tensors matched; the classifier (fc) was dropped, as expected")

@@ -131,6 +131,22 @@ class LocalHub:
             )
         return read_bundle(path)
 
+    def newest(self) -> str:
+        """The name of the model that was published last; damaged ones are passed over.
+
+        Raises:
+            InputError: there is none.
+        """
+        when: dict[str, int] = {}
+        for name in self.names():
+            with contextlib.suppress(InputError):
+                when[name] = self.resolve(name).path.stat().st_mtime_ns
+        if not when:
+            raise InputError(
+                "No model was named, and none is published.", fix="name one, or publish a run: zoo publish"
+            )
+        return max(when, key=lambda name: when[name])
+
     def publish(
         self, name: str, write: Callable[[Path], Any], tag: str | None = None, force: bool = False
     ) -> Published:
