@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from zoo.data.folder import FileImages, open_folder
+from zoo.data.class_index import relabel
+from zoo.data.decode import Picture
+from zoo.data.decoding import PLAIN, Decoding
+from zoo.data.folder import FileImages
 from zoo.data.open import open_source
-from zoo.data.source import UNLABELLED, ImageSource
+from zoo.data.source import UNLABELLED, ImageSource, open_picture
 from zoo.errors import InputError
 
 __all__ = ["Labelled", "SubsetImages", "open_labelled"]
@@ -46,8 +49,11 @@ class SubsetImages:
     def __len__(self) -> int:
         return len(self._chosen)
 
+    def open(self, index: int) -> Picture:
+        return open_picture(self.source, int(self._chosen[index]))
+
     def read(self, index: int) -> np.ndarray:
-        return self.source.read(int(self._chosen[index]))
+        return self.open(index).pixels()
 
     def label(self, index: int) -> int:
         return (
@@ -62,7 +68,13 @@ class SubsetImages:
         return {"kind": "subset", "count": len(self), "ids_sha256": ids, "of": self.source.fingerprint()}
 
 
-def open_labelled(name: str, root: str | None = None, allow_overlap: bool = False) -> Labelled:
+def open_labelled(
+    name: str,
+    root: str | None = None,
+    allow_overlap: bool = False,
+    how: Decoding = PLAIN,
+    class_names: tuple[str, ...] | None = None,
+) -> Labelled:
     """Open a data set by name or folder.
 
     Args:
@@ -70,6 +82,8 @@ def open_labelled(name: str, root: str | None = None, allow_overlap: bool = Fals
             ``test``), or, with ``root``, anything: the folder decides.
         root: the folder.
         allow_overlap: accept test files that are also training files.
+        how: how picture files are decoded.
+        class_names: the classes in the order of their numbers, if not that of the training folders.
 
     Raises:
         InputError: no such data, no labels, a test class that training doesn't know, or test images
@@ -77,11 +91,11 @@ def open_labelled(name: str, root: str | None = None, allow_overlap: bool = Fals
     """
     folder = Path(root or name).expanduser()
     if folder.is_dir():
-        train, val = _open_parts(folder)
+        train, val = _open_parts(folder, how, class_names)
     else:
         if root is not None:
             raise InputError("There is no such folder.", where=root, fix="check --data")
-        train, val = open_source(name, "train"), open_source(name, "val")
+        train, val = open_source(name, "train", how), open_source(name, "val", how)
     for part, source in (("training", train), ("test", val)):
         if not source.classes:
             raise InputError(
@@ -96,7 +110,9 @@ def open_labelled(name: str, root: str | None = None, allow_overlap: bool = Fals
     return Labelled(name, train, _by_training_names(train, val), train.classes)
 
 
-def _open_parts(folder: Path) -> tuple[ImageSource, ImageSource]:
+def _open_parts(
+    folder: Path, how: Decoding, class_names: tuple[str, ...] | None
+) -> tuple[ImageSource, ImageSource]:
     found = [folder / part for part in _TEST_NAMES if (folder / part).is_dir()]
     if not (folder / "train").is_dir() or not found:
         raise InputError(
@@ -104,22 +120,17 @@ def _open_parts(folder: Path) -> tuple[ImageSource, ImageSource]:
             where=folder,
             fix="expected: train/<class>/<images> and val/<class>/<images> (or test/)",
         )
-    return open_folder(folder / "train"), open_folder(found[0])
+    return (
+        open_source(str(folder / "train"), how=how, class_names=class_names),
+        open_source(str(found[0]), how=how),
+    )
 
 
 def _by_training_names(train: ImageSource, val: ImageSource) -> ImageSource:
     """The test part with the training part's class numbers: folders are matched by name, not order."""
     if val.classes == train.classes:
         return val
-    unknown = [name for name in val.classes if name not in train.classes]
-    if unknown:
-        raise InputError(
-            f"The test images have a class that training doesn't know: {unknown[0]}"
-            + (f" (and {len(unknown) - 1} more)." if len(unknown) > 1 else "."),
-            where=val.name,
-            fix=f"known classes: {', '.join(train.classes[:10])}{', ...' if len(train.classes) > 10 else ''}",
-        )
-    number = [train.classes.index(name) for name in val.classes]
+    number = relabel(val.classes, train.classes, val.name)
     labels = [val.label(index) for index in range(len(val))]
     mapped = [UNLABELLED if label < 0 else number[label] for label in labels]
     return SubsetImages(val, range(len(val)), mapped)

@@ -14,6 +14,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from zoo.data.class_index import read_class_index
+from zoo.data.decoding import MAX_PIXELS, Decoding
 from zoo.data.source import ImageSource
 from zoo.engine.precision import choose_device
 from zoo.errors import InputError, RunError
@@ -100,6 +102,8 @@ def transfer(
     resize: int | None = None,
     crop: int | None = None,
     device: str = "auto",
+    max_pixels: int = MAX_PIXELS,
+    class_index: str | None = None,
 ) -> dict[str, Any]:
     """Judge a model by one recipe.
 
@@ -114,6 +118,8 @@ def transfer(
         resize: shorter side of test images in pixels, if not the model's own.
         crop: side of their central crop, if not the model's own.
         device: where to compute: auto, cpu, cuda, ...
+        max_pixels: larger pictures are refused.
+        class_index: a file that numbers the classes (``zoo.data.class_index``).
 
     Returns:
         The content of ``result.json`` with its ``path``.
@@ -129,7 +135,7 @@ def transfer(
         out.mkdir(parents=True, exist_ok=True)
     try:
         if recipe == "detect":
-            _refuse_options(workers=workers, resize=resize, crop=crop)
+            _refuse_options(workers=workers, resize=resize, crop=crop, class_index=class_index)
             began = time.monotonic()
             found = RECIPES.code(recipe)(model, dataset, data, config, device)
             what, evidence = found.pop("model"), found.pop("data")
@@ -143,6 +149,8 @@ def transfer(
             crop=crop,
             device=device,
             allow_overlap=config.allow_overlap,
+            max_pixels=max_pixels,
+            class_index=class_index,
         )
         return judge(recipe, context, config, out)
     except BaseException:
@@ -152,11 +160,13 @@ def transfer(
         raise
 
 
-def _refuse_options(**options: int | None) -> None:
+def _refuse_options(**options: int | str | None) -> None:
     for name, given in options.items():
         if given:
             raise InputError(
-                f"Detection has no {name}: images are resized by min_size and max_size.", where=f"--{name}"
+                f"Detection has no {name}: images are resized by min_size and max_size, classes are those of "
+                "the annotations.",
+                where="--" + name.replace("_", "-"),
             )
 
 
@@ -170,12 +180,18 @@ def open_context(
     crop: int | None = None,
     device: str = "auto",
     allow_overlap: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    class_index: str | None = None,
 ) -> Context:
     """Open a model and a labelled data set for several recipes; arguments as of ``transfer``."""
-    labelled = open_labelled(dataset, data, allow_overlap)
+    names = None if class_index is None else read_class_index(Path(class_index))
+    labelled = open_labelled(dataset, data, allow_overlap, Decoding(max_pixels=max_pixels), names)
     trunk, info, digest = open_model(model)
     trunk.to(choose_device(device))
     how = _sized(info["preprocessing"], resize, crop)
+    if len(how["mean"]) != 3:  # what the model was trained on
+        decoding = Decoding(channels=len(how["mean"]), max_pixels=max_pixels)
+        labelled = open_labelled(dataset, data, allow_overlap, decoding, names)
     return Context(model, info, digest, trunk, how, labelled, workers)
 
 

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from zoo.data.loader import EpochOrder, view_batches
-from zoo.data.views.params import CropSpec, ViewPlan
+from zoo.data.views.maker import PlannedViews
+from zoo.data.views.presets import crop_and_flip
 from zoo.errors import InputError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.probe.features import eval_mode, trunk_features
@@ -92,14 +93,14 @@ def _cached(bank: torch.Tensor, labels: torch.Tensor, config: LinearConfig) -> t
 def _augmented(context: Context, config: LinearConfig) -> tuple[Batches, int]:
     """SwAV A.3: RandomResizedCrop and flip, through the frozen trunk."""
     how = context.preprocessing
-    plan = ViewPlan((CropSpec(int(how["crop"]), 0.08, 1.0),), jitter_p=0.0, gray_p=0.0, blur_p=0.0)
+    maker = PlannedViews(crop_and_flip(int(how["crop"])))
     order = EpochOrder(len(context.train), min(config.batch_size, len(context.train)), config.seed)
 
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         first = epoch * order.batches
         views = view_batches(
             context.train,
-            plan,
+            maker,
             order,
             first_step=first,
             last_step=first + order.batches,

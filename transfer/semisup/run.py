@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from zoo.data.loader import EpochOrder, view_batches
 from zoo.data.source import ImageSource
 from zoo.data.views.apply import normalize
-from zoo.data.views.params import CropSpec, ViewPlan
+from zoo.data.views.maker import PlannedViews
+from zoo.data.views.presets import crop_and_flip
 from zoo.errors import InputError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.probe.features import source_features
@@ -55,10 +56,10 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
         momentum=0.9,
     )
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.decay_epochs), config.decay)
-    plan = ViewPlan((CropSpec(int(how["crop"]), 0.08, 1.0),), jitter_p=0.0, gray_p=0.0, blur_p=0.0)
+    maker = PlannedViews(crop_and_flip(int(how["crop"])))
     order = EpochOrder(len(labelled), min(config.batch_size, len(labelled)), config.seed)
     batches = view_batches(
-        labelled, plan, order, first_step=0, last_step=order.batches * config.epochs, workers=context.workers
+        labelled, maker, order, first_step=0, last_step=order.batches * config.epochs, workers=context.workers
     )
     network.train()
     total = 0.0

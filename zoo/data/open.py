@@ -13,19 +13,26 @@ import numpy as np
 
 from ..errors import InputError, did_you_mean
 from .builtin import open_builtin
-from .folder import open_folder, open_list
+from .decode import Picture
+from .decoding import PLAIN, Decoding
+from .folder import FileImages, open_folder, open_list
 from .named import NAMED_SETS, open_named
-from .source import ImageSource
+from .source import ImageSource, open_picture
 
 __all__ = ["ConcatImages", "open_source", "open_sources"]
 
 
-def open_source(spec: str, split: str = "train") -> ImageSource:
+def open_source(
+    spec: str, split: str = "train", how: Decoding = PLAIN, class_names: tuple[str, ...] | None = None
+) -> ImageSource:
     """Open a folder, a text file of paths, ``builtin:NAME`` or a torchvision name.
 
     Args:
         spec: what the user typed; a path that exists wins over a name.
         split: ``train`` or ``val``, for sources that have parts.
+        how: how picture files are decoded (collections without files of their own are RGB).
+        class_names: the classes of a folder in the order of their numbers (``read_class_index``), if not
+            its own folders in alphabetical order.
 
     Raises:
         InputError: nothing by that name, with the nearest name.
@@ -34,9 +41,9 @@ def open_source(spec: str, split: str = "train") -> ImageSource:
     if spec.startswith("builtin:"):
         return open_builtin(spec, split)
     if path.is_dir():
-        return open_folder(path, spec)
+        return _decoded(open_folder(path, spec, class_names), how)
     if path.is_file():
-        return open_list(path, spec)
+        return _decoded(open_list(path, spec), how)
     if spec in NAMED_SETS:
         return open_named(spec, split)
     raise InputError(
@@ -48,11 +55,21 @@ def open_source(spec: str, split: str = "train") -> ImageSource:
     )
 
 
-def open_sources(specs: Sequence[str], split: str = "train") -> ImageSource:
-    """Open one or several sources as one collection, in the order given."""
+def _decoded(files: FileImages, how: Decoding) -> FileImages:
+    files.decoding = how
+    return files
+
+
+def open_sources(
+    specs: Sequence[str],
+    split: str = "train",
+    how: Decoding = PLAIN,
+    class_names: tuple[str, ...] | None = None,
+) -> ImageSource:
+    """Open one or several sources as one collection, in the order given; see ``open_source``."""
     if not specs:
         raise InputError("No data was named.", fix="pass --data FOLDER, or --data builtin:photos")
-    sources = [open_source(spec, split) for spec in specs]
+    sources = [open_source(spec, split, how, class_names) for spec in specs]
     return sources[0] if len(sources) == 1 else ConcatImages(sources)
 
 
@@ -73,6 +90,9 @@ class ConcatImages:
     def _locate(self, index: int) -> tuple[ImageSource, int]:
         which = bisect.bisect_right(self._ends, index)
         return self.sources[which], index - (self._ends[which - 1] if which else 0)
+
+    def open(self, index: int) -> Picture:
+        return open_picture(*self._locate(index))
 
     def read(self, index: int) -> np.ndarray:
         source, inner = self._locate(index)

@@ -6,7 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-__all__ = ["UNLABELLED", "ImageSource"]
+from .decode import ArrayPicture, Picture
+
+__all__ = ["UNLABELLED", "ImageSource", "open_picture"]
 
 UNLABELLED = -1
 
@@ -40,3 +42,13 @@ class ImageSource(Protocol):
     def fingerprint(self) -> dict[str, Any]:
         """JSON that changes when the collection changes (count, names, sizes; not every byte)."""
         ...
+
+
+def open_picture(source: ImageSource, index: int) -> Picture:
+    """An image of a source, not yet decoded if the source can do that (it then has ``open(index)``).
+
+    Raises:
+        InputError: names the file and what is wrong with it.
+    """
+    opener = getattr(source, "open", None)
+    return opener(index) if opener is not None else ArrayPicture(source.read(index))
