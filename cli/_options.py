@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Device", "Json", "Out", "Precision", "Progress", "Quiet", "Seed", "Sets", "Workers"]
+__all__ = ["Device", "Json", "MaxPixels", "Out", "Precision", "Progress", "Quiet", "Seed", "Sets", "Workers"]
 
 Sets = Annotated[
     list[str] | None,
@@ -20,6 +20,9 @@ Precision = Annotated[
     typer.Option("--precision", help="auto, float32, bfloat16, float16 or float64."),
 ]
 Workers = Annotated[int | None, typer.Option("--workers", help="Data processes (0: none).")]
+MaxPixels = Annotated[
+    int | None, typer.Option("--max-pixels", min=1, help="Refuse larger pictures (default: 178956970).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
 Progress = Annotated[bool, typer.Option("--lines", help="Plain progress lines instead of the live view.")]

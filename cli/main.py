@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import demo, extract, inspect, models, pretrain, transfer
+from . import data, demo, extract, inspect, models, pretrain, transfer
 from ._errors import report
 
 __all__ = ["app", "run"]
@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("pretrain")(pretrain.pretrain)
+app.add_typer(data.data, name="data")
+app.command("views")(data.views)
 app.command("publish")(models.publish)
 app.add_typer(transfer.app, name="transfer")
 app.command("results")(transfer.results)
@@ -49,6 +51,9 @@ def main(
 def run(arguments: list[str] | None = None) -> None:
     """Run the command line and leave with the exit code of the contract."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    from zoo.engine.world import strip_local_rank
+
+    words, _ = strip_local_rank(words)  # old launchers append it
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     # Threads that wait should sleep: spinning ones slow a shared machine down several times over.
@@ -56,7 +61,7 @@ def run(arguments: list[str] | None = None) -> None:
     if words[:1] == ["transfer"]:
         transfer.register()  # its commands are built from pydantic configs, which other commands can do without
     try:
-        app(words, standalone_mode=True)
+        app(words, standalone_mode=True, obj=words)
     except Exception as error:
         raise SystemExit(report(error, debug)) from None
     except KeyboardInterrupt as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._options import Device, Json, Out, Quiet, Sets
+from ._options import Device, Json, MaxPixels, Out, Quiet, Sets
 from ._output import print_json, print_table, set_up_notes
 
 __all__ = ["app", "results"]
@@ -34,12 +34,19 @@ _Data = Annotated[
     str | None, typer.Option("--data", metavar="ROOT", help="The folder that holds the data set.")
 ]
 _Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels, if not the model's own preprocessing.")]
+_ClassIndex = Annotated[
+    str | None,
+    typer.Option(
+        "--class-index", metavar="FILE", help="Class names in the order of their numbers (JSON or lines)."
+    ),
+]
 _Workers = Annotated[int, typer.Option("--workers", min=0, help="Data processes.")]
 
 
 def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> None:
     set_up_notes(common["quiet"])
     from transfer.run import transfer
+    from zoo.data.decoding import MAX_PIXELS
     from zoo.pretrain.resolve import parse_assignments
     from zoo.weights.hubs.local import LocalHub
 
@@ -57,6 +64,8 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
         resize=common["resize"],
         crop=common["crop"],
         device=common["device"] or "auto",
+        max_pixels=common["max_pixels"] or MAX_PIXELS,
+        class_index=common["class_index"],
     )
     if common["as_json"]:
         print_json({"schema": 1, **result})
@@ -80,6 +89,8 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         ("resize", _Pixels, None),
         ("crop", _Pixels, None),
         ("device", Device, None),
+        ("max_pixels", MaxPixels, None),
+        ("class_index", _ClassIndex, None),
         ("sets", Sets, None),
         ("as_json", Json, False),
         ("quiet", Quiet, False),

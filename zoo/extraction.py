@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .data.decoding import Decoding
 from .data.open import open_source
 from .data.source import ImageSource
 from .engine.precision import choose_device
@@ -52,9 +53,11 @@ def extract(
         raise InputError("Features are written as .safetensors or .npz.", where=path)
     if path is not None and not path.parent.is_dir():
         raise InputError("The folder to write to isn't there.", where=path.parent)
-    source = open_source(images) if isinstance(images, str) else images
     network = load(model).to(choose_device(device)) if isinstance(model, str) else model
-    features, labels = source_features(network, source, network.zoo_info["preprocessing"], batch_size)
+    how = network.zoo_info["preprocessing"]
+    decoding = Decoding(channels=len(how["mean"]))
+    source = open_source(images, how=decoding) if isinstance(images, str) else images
+    features, labels = source_features(network, source, how, batch_size)
     found = {"ids": torch.arange(len(source)), "labels": labels, "features": features}
     if path is not None:
         with disk_errors("Writing the features", path), whole_file(path) as temporary:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import InputError, ZooError
 from ..keyed import keyed_key, keyed_permutation, keyed_uniforms
-from .source import ImageSource
-from .views.apply import apply_view
-from .views.params import DRAWS_PER_VIEW, ViewPlan, draw_view
+from .resources import (
+    batch_memory,
+    check_shared_memory,
+    end_workers,
+    explained_worker_failures,
+    keep_freed_memory,
+    raise_handle_limit,
+    settle_worker,
+    watch_workers,
+)
+from .source import ImageSource, open_picture
+from .views.device import ColorTable, color_table
+from .views.maker import ViewMaker
+from .views.params import ViewParams
 
 __all__ = ["BadFile", "Batch", "EpochOrder", "view_batches"]
 
 _SUBSTITUTES = 20
+_PREFETCH = 2  # batches that each worker is ahead
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class BadFile:
 class Batch:
     """The views of B images.
 
-    ``views`` has one uint8 tensor for each run of views of one size, (count * B, 3, size, size) in
+    ``views`` has one uint8 tensor for each run of views of one size, (count * B, C, size, size) in
     channels-last memory, crop-major: rows [v * B, (v + 1) * B) are view v of all images. ``ids`` and
     ``labels`` are int64 (B,), labels -1 where there are none.
     """
@@ -48,10 +62,39 @@ class Batch:
     labels: torch.Tensor
     epoch: int
     bad: list[BadFile] = field(default_factory=list)
+    colors: list[ColorTable] | None = None
+    """Colour parameters of ``views``, row by row, where colours are left to the device."""
 
     @property
     def size(self) -> int:
         return len(self.ids)
+
+    def split(self, parts: int) -> list[Batch]:
+        """Equal parts of the images, each with all its views.
+
+        Raises:
+            ValueError: the batch can't be divided into so many parts.
+        """
+        if self.size % parts:
+            raise ValueError(f"{self.size} images can't be divided into {parts} equal parts")
+        size = self.size // parts
+        return [self._rows(slice(first, first + size)) for first in range(0, self.size, size)]
+
+    def _rows(self, rows: slice) -> Batch:
+        groups = [view.unflatten(0, (-1, self.size))[:, rows] for view in self.views]
+        colors = self.colors and [table.rows_of(rows, self.size) for table in self.colors]
+        return Batch(
+            [
+                group.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+                if group.shape[2] > 1
+                else group.flatten(0, 1)
+                for group in groups
+            ],
+            self.ids[rows],
+            self.labels[rows],
+            self.epoch,
+            colors=colors,
+        )
 
     def pin_memory(self) -> Batch:
         self.views = [view.pin_memory() for view in self.views]
@@ -60,11 +103,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """Which samples make up which batch: a keyed shuffle of each epoch, the last short batch dropped."""
+    """Which samples make up which batch: a keyed shuffle of each epoch, the last short batch dropped.
+
+    The batches are the same for any number of processes; each takes its equal share of each of them.
+    ``batch_size`` counts the images of all processes and is a multiple of ``world_size``.
+    """
 
     samples: int
     batch_size: int
     seed: int
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def batches(self) -> int:
@@ -72,9 +121,10 @@ class EpochOrder:
         return self.samples // self.batch_size
 
     def epoch(self, epoch: int) -> np.ndarray:
-        """Sample ids of one epoch, (batches, batch_size)."""
+        """This process's sample ids of one epoch, (batches, batch_size / world_size)."""
         order = keyed_permutation(keyed_key(self.seed, "order", epoch), self.samples)
-        return order[: self.batches * self.batch_size].reshape(self.batches, self.batch_size)
+        whole = order[: self.batches * self.batch_size].reshape(self.batches, self.world_size, -1)
+        return whole[:, self.rank]
 
 
 class _BatchSampler(Sampler[list[tuple[int, int]]]):
@@ -100,14 +150,11 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
 class _ViewDataset(Dataset[Any]):
     """Reads images and makes their views, a whole batch at a time."""
 
-    def __init__(self, source: ImageSource, plan: ViewPlan, seed: int, skip_bad: bool) -> None:
+    def __init__(self, source: ImageSource, maker: ViewMaker, seed: int, skip_bad: bool) -> None:
         self.source = source
-        self.plan = plan
+        self.maker = maker
         self.seed = seed
         self.skip_bad = skip_bad
-        self._groups = plan.groups
-        # (which run of equal sizes, place inside it) of each view
-        self._slots = [(g, inner) for g, (_, n) in enumerate(self._groups) for inner in range(n)]
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | ZooError:
         try:
@@ -117,35 +164,63 @@ class _ViewDataset(Dataset[Any]):
             return error
 
     def _batch(self, keys: Sequence[tuple[int, int]]) -> Batch:
-        count = len(keys)
-        views = [np.empty((n, count, size, size, 3), dtype=np.uint8) for size, n in self._groups]
-        ids = np.empty(count, dtype=np.int64)
-        labels = np.empty(count, dtype=np.int64)
         bad: list[BadFile] = []
+        ids: list[int] = []
+        params: list[Sequence[ViewParams]] = []
+        memory: list[torch.Tensor] = []
+        places: list[np.ndarray] = []  # of each view, all images'
         for row, (epoch, wanted) in enumerate(keys):
-            sample, pixels = self._read(epoch, wanted, bad)
-            ids[row], labels[row] = sample, self.source.label(sample)
-            for (group, inner), view in zip(self._slots, self._views(pixels, epoch, sample), strict=True):
-                views[group][inner, row] = view
-        tensors = [
-            torch.from_numpy(v.reshape(-1, *v.shape[2:])).permute(0, 3, 1, 2)  # channels-last memory
-            for v in views
-        ]
-        return Batch(tensors, torch.from_numpy(ids), torch.from_numpy(labels), keys[0][0], bad)
+            sample, views, drawn = self._sample(epoch, wanted, bad)
+            ids.append(sample)
+            params.append(drawn)
+            if not memory:
+                memory = self._memory(len(keys), views)
+                places = [place for group in memory for place in group.numpy()]
+            # Now, while the views are in the processor's cache.
+            for place, view in zip(places, views, strict=True):
+                if view.shape != place.shape[1:] or view.dtype != place.dtype:
+                    raise InputError(
+                        f"The views are {view.dtype} of shape {view.shape} where those of other images are "
+                        f"{place.dtype} of shape {place.shape[1:]}.",
+                        where=self.source.where(sample),
+                        fix="make all images' views alike: one number of channels, one type",
+                    )
+                place[row] = view
+        numbers = batch_memory((2, len(ids)), np.dtype(np.int64))
+        numbers.numpy()[:] = ids, [self.source.label(sample) for sample in ids]
+        return Batch(
+            views=[group.flatten(0, 1).permute(0, 3, 1, 2) for group in memory],  # channels-last
+            ids=numbers[0],
+            labels=numbers[1],
+            epoch=keys[0][0],
+            bad=bad,
+            colors=self._colors(params) if all(params) else None,
+        )
 
-    def _views(self, pixels: np.ndarray, epoch: int, sample: int) -> Iterator[np.ndarray]:
-        image = Image.fromarray(pixels)
-        key = keyed_key(self.seed, "views", epoch, sample)
-        crops = self.plan.crops
-        draws = keyed_uniforms(key, len(crops) * DRAWS_PER_VIEW).reshape(len(crops), -1).tolist()
-        for crop, u in zip(crops, draws, strict=True):
-            yield apply_view(image, draw_view(self.plan, crop, image.height, image.width, u))
+    def _memory(self, images: int, views: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Crop-major room for each group: all images' first view, then all images' second view, ..."""
+        memory, first = [], 0
+        for _, count in self.maker.groups:
+            memory.append(batch_memory((count, images, *views[first].shape), views[first].dtype))
+            first += count
+        return memory
 
-    def _read(self, epoch: int, wanted: int, bad: list[BadFile]) -> tuple[int, np.ndarray]:
+    def _colors(self, params: Sequence[Sequence[ViewParams]]) -> list[ColorTable]:
+        by_view = list(zip(*params, strict=True))
+        tables, first = [], 0
+        for _, count in self.maker.groups:
+            tables.append(color_table([row for rows in by_view[first : first + count] for row in rows]))
+            first += count
+        return tables
+
+    def _sample(
+        self, epoch: int, wanted: int, bad: list[BadFile]
+    ) -> tuple[int, Sequence[np.ndarray], Sequence[ViewParams]]:
         sample = wanted
         for attempt in range(_SUBSTITUTES):
             try:
-                return sample, self.source.read(sample)
+                picture = open_picture(self.source, sample)
+                return sample, *self.maker.make(picture, keyed_key(self.seed, "views", epoch, sample))
             except InputError as error:
                 if not self.skip_bad:
                     raise
@@ -155,7 +230,7 @@ class _ViewDataset(Dataset[Any]):
         raise InputError(
             f"{_SUBSTITUTES} images in a row could not be read.",
             where=bad[-1].where,
-            fix="check the data: most of it seems to be damaged or gone",
+            fix="check the data (zoo data check): most of it seems to be damaged or gone",
         )
 
 
@@ -170,17 +245,24 @@ def _mind_the_next(number: int, frame: FrameType | None) -> None:
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     # Signals reach the whole process group; whether to stop is the training process's decision.
-    # A worker whose parent died ends by itself (torch's watchdog).
     for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     # The first SIGTERM may be the group's; a second one is torch's own, for a worker that is in the way.
     signal.signal(signal.SIGTERM, _mind_the_next)
+    cv2.setNumThreads(0)
+    keep_freed_memory()
+    settle_worker()
+
+
+def _start_method() -> str | None:
+    """Forked workers share the memory of a large source; elsewhere than on Linux forking isn't safe."""
+    return "fork" if sys.platform == "linux" else None
 
 
 def view_batches(
     source: ImageSource,
-    plan: ViewPlan,
+    maker: ViewMaker,
     order: EpochOrder,
     *,
     first_step: int,
@@ -193,7 +275,7 @@ def view_batches(
 
     Args:
         source: the images.
-        plan: how their views are made.
+        maker: how their views are made.
         order: which samples go into which batch.
         first_step: the first step wanted, counted from the start of training.
         last_step: where to stop.
@@ -204,19 +286,35 @@ def view_batches(
 
     Raises:
         InputError: an unreadable image, by name (unless ``skip_bad``).
+        RunError: no shared memory or file handles for the workers, or one of them was killed.
     """
+    if workers:
+        check_shared_memory(maker.groups, order.batch_size // order.world_size, workers, _PREFETCH)
+        raise_handle_limit(workers)
     loader: DataLoader[Batch | ZooError] = DataLoader(
-        _ViewDataset(source, plan, order.seed, skip_bad),
+        _ViewDataset(source, maker, order.seed, skip_bad),
         batch_sampler=_BatchSampler(order, first_step, last_step),
         collate_fn=_identity,
         num_workers=workers,
         worker_init_fn=_start_worker,
         pin_memory=pin_memory,
-        prefetch_factor=2 if workers else None,
-        multiprocessing_context=multiprocessing.get_context() if workers else None,
+        prefetch_factor=_PREFETCH if workers else None,
+        multiprocessing_context=multiprocessing.get_context(_start_method()) if workers else None,
         generator=torch.Generator(),  # its seeds are not used; the global generator stays as it is
     )
-    for batch in loader:
-        if isinstance(batch, ZooError):
-            raise batch
-        yield batch
+    explained = explained_worker_failures if workers else contextlib.nullcontext
+    with explained():
+        batches = iter(loader)
+    if workers:
+        watch_workers(batches)
+    try:
+        while True:
+            with explained():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            if isinstance(batch, ZooError):
+                raise batch
+            yield batch
+    finally:
+        end_workers(batches)

@@ -27,6 +27,7 @@ def create_trunk(
     *,
     stem: str = "imagenet",
     base_planes: int | None = None,
+    channels: int = 3,
     norm_layer: Callable[..., Any] | None = None,
     replace_stride_with_dilation: list[bool] | None = None,
 ) -> Any:
@@ -38,6 +39,7 @@ def create_trunk(
         arch: a key of ``TRUNKS``.
         stem: see ``zoo.models.resnet.resnet``.
         base_planes: channels of the stem, if not the architecture's own: a narrow or wide variant.
+        channels: of the images.
         norm_layer: the normalisation; BatchNorm2d by default.
         replace_stride_with_dilation: as in torchvision, for the last three stages.
 
@@ -58,6 +60,8 @@ def create_trunk(
     if base_planes is not None:
         arguments = {**arguments, "base_planes": base_planes}
     block = BasicBlock if kind == "basic" else Bottleneck
+    if channels != 3:
+        arguments = {**arguments, "channels": channels}
     shared: dict[str, Any] = {
         "norm_layer": norm_layer,
         "replace_stride_with_dilation": replace_stride_with_dilation,

@@ -34,6 +34,7 @@ def resnet(
     width_per_group: int = 64,
     groups: int = 1,
     stem: str = "imagenet",
+    channels: int = 3,
     norm_layer: Callable[..., nn.Module] | None = None,
     replace_stride_with_dilation: list[bool] | None = None,
 ) -> ResNet:
@@ -51,6 +52,7 @@ def resnet(
         groups: groups of the bottleneck's 3x3 convolution (ResNeXt).
         stem: ``imagenet`` (7x7, stride 2, max pooling), ``small`` (3x3, stride 1, no pooling: for
             images of about 32 pixels) or ``medium`` (3x3, stride 1, max pooling: about 64 pixels).
+        channels: of the images.
         norm_layer: the normalisation; BatchNorm2d by default.
         replace_stride_with_dilation: as in torchvision, for the last three stages.
     """
@@ -64,9 +66,9 @@ def resnet(
     trunk.groups = groups
     trunk.base_width = width_per_group
     if stem == "imagenet":
-        trunk.conv1 = nn.Conv2d(3, base_planes, kernel_size=7, stride=2, padding=3, bias=False)
+        trunk.conv1 = nn.Conv2d(channels, base_planes, kernel_size=7, stride=2, padding=3, bias=False)
     elif stem in ("small", "medium"):
-        trunk.conv1 = nn.Conv2d(3, base_planes, kernel_size=3, stride=1, padding=1, bias=False)
+        trunk.conv1 = nn.Conv2d(channels, base_planes, kernel_size=3, stride=1, padding=1, bias=False)
     else:
         raise ValueError(f"stem {stem!r} is none of imagenet, medium, small")
     trunk.bn1 = trunk._norm_layer(base_planes)

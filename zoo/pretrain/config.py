@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,13 +16,14 @@ from pydantic import (
     model_validator,
 )
 
+from ..data.decoding import PLAIN, Decoding
 from ..data.views.params import CropSpec, ViewPlan
 from .methods import METHODS
 from .methods.config_base import MethodConfig, Strict
 
 __all__ = ["Recipe"]
 
-Triple = tuple[float, float, float]
+Level = Annotated[int, Field(ge=0, le=255)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -33,21 +36,33 @@ class TrunkConfig(Strict):
 
 
 class ViewsConfig(Strict):
-    """Multi-crop: four lists of one length, an entry for each kind of crop (A.2), and the distortions."""
+    """Multi-crop: four lists of one length, an entry for each kind of crop (A.2), and the distortions.
 
+    What each key means stands in ``zoo.data.views.params.ViewPlan``. ``preset`` names where the values
+    started from (``zoo views --list``); keys that are given as well win.
+    """
+
+    preset: str | None = None
     count: tuple[PositiveInt, ...] = (2, 6)
     size: tuple[PositiveInt, ...] = (224, 96)
     min_scale: tuple[PositiveFloat, ...] = (0.14, 0.05)
     max_scale: tuple[PositiveFloat, ...] = (1.0, 0.14)
     ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    translate: int = Field(default=0, ge=0)
+    translate_p: float = Field(default=1.0, ge=0, le=1)
     flip_p: float = Field(default=0.5, ge=0, le=1)
+    shared_flip: bool = False
     jitter: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, float] = (0.8, 0.8, 0.8, 0.2)
     jitter_p: float = Field(default=0.8, ge=0, le=1)
     gray_p: float = Field(default=0.2, ge=0, le=1)
+    gray_first: bool = False
     blur_p: float = Field(default=0.5, ge=0, le=1)
     blur_radius: tuple[NonNegativeFloat, NonNegativeFloat] = (0.1, 2.0)
-    mean: Triple = (0.485, 0.456, 0.406)
-    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.228, 0.224, 0.225)
+    blur: Literal["pil", "gaussian"] = "pil"
+    blur_kernel: PositiveInt = 23
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[PositiveFloat, ...] = (0.228, 0.224, 0.225)
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> ViewsConfig:
@@ -63,6 +78,10 @@ class ViewsConfig(Strict):
         for label, (low, high) in (("ratio", self.ratio), ("blur_radius", self.blur_radius)):
             if low > high:
                 raise ValueError(f"{label} runs from the smaller to the larger value, not ({low}, {high})")
+        if self.blur_kernel % 2 == 0:
+            raise ValueError(f"blur_kernel counts taps around a middle one: odd, not {self.blur_kernel}")
+        if self.translate and 2 * self.translate >= min(self.size):
+            raise ValueError(f"translate ({self.translate}) moves half of the view or more out of it")
         if not 0 <= self.jitter[3] <= 0.5:
             raise ValueError(f"jitter: the hue's strength must lie in 0..0.5, not {self.jitter[3]}")
         return self
@@ -74,8 +93,21 @@ class ViewsConfig(Strict):
             for n, size, low, high in zip(self.count, self.size, self.min_scale, self.max_scale, strict=True)
             for _ in range(n)
         ]
-        shared = ("ratio", "flip_p", "jitter", "jitter_p", "gray_p", "blur_p", "blur_radius", "mean", "std")
+        shared = [field.name for field in fields(ViewPlan) if field.name != "crops"]
         return ViewPlan(tuple(crops), **{name: getattr(self, name) for name in shared})
+
+    @classmethod
+    def keys_of(cls, plan: ViewPlan) -> dict[str, Any]:
+        """The keys that ``plan`` would come from: the inverse of ``plan()``."""
+        kinds = [(crop, len(list(run))) for crop, run in itertools.groupby(plan.crops)]
+        keys: dict[str, Any] = {
+            "count": [count for _, count in kinds],
+            "size": [crop.size for crop, _ in kinds],
+            "min_scale": [crop.min_scale for crop, _ in kinds],
+            "max_scale": [crop.max_scale for crop, _ in kinds],
+        }
+        rest = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "crops"}
+        return keys | {key: list(v) if isinstance(v, tuple) else v for key, v in rest.items()}
 
 
 class EvaluationConfig(Strict):
@@ -83,6 +115,7 @@ class EvaluationConfig(Strict):
 
     resize: PositiveInt = 256
     crop: PositiveInt = 224
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     @model_validator(mode="after")
     def _crop_fits(self) -> EvaluationConfig:
@@ -112,19 +145,62 @@ class ScheduleConfig(Strict):
 
 
 class DataConfig(Strict):
-    """Where images come from; ``workers`` null: decided on the machine."""
+    """Where images come from and how they are read (``zoo.data.decode.Decoding``).
+
+    ``workers`` null: decided on the machine. ``augment_on``: where colours and blur are computed.
+    ``scaled_decoding``: large JPEGs are decoded at half, a quarter or an eighth of their size where every
+    crop allows it. ``class_index``: a file that numbers the class folders (``zoo.data.class_index``).
+    """
 
     sources: tuple[str, ...] = ()
+    class_index: str | None = None
     on_error: Literal["error", "skip"] = "error"
     workers: int | None = Field(default=None, ge=0)
+    augment_on: Literal["auto", "worker", "device"] = "auto"
+    scaled_decoding: bool = True
+    channels: PositiveInt = 3
+    orientation: Literal["exif", "stored"] = "exif"
+    background: tuple[Level, Level, Level] = (255, 255, 255)
+    max_pixels: PositiveInt = PLAIN.max_pixels
+    max_bytes: PositiveInt = PLAIN.max_bytes
+    max_text_bytes: PositiveInt = PLAIN.max_text_bytes
+
+    def decoding(self) -> Decoding:
+        """The same as the data layer wants it."""
+        names = (field.name for field in fields(Decoding))
+        return Decoding(**{name: getattr(self, name) for name in names})
 
 
 class CheckpointConfig(Strict):
-    """When state is saved (also at the end and when the run is stopped), and how many stay."""
+    """When state is saved (also at the end and when the run is stopped), and how many stay.
+
+    The newest ``keep`` stay, and those of every ``keep_every_epochs``. ``copy_to``: a folder or any fsspec
+    address (s3://bucket/run) that gets a copy of each.
+    """
 
     every_epochs: PositiveInt | None = 1
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 2
+    keep_every_epochs: PositiveInt | None = None
+    copy_to: str | None = None
+
+
+class EngineConfig(Strict):
+    """How steps are computed.
+
+    ``accumulate``: parts that each process trains its share of the batch in, one after the other, for less
+    memory; codes are those of the whole batch. ``activation_checkpointing``: activations inside a stage are
+    computed twice instead of kept. ``compile``: the trunk goes through torch.compile. ``ema_decay``:
+    a running average of the weights is kept and published. ``sync_batchnorm``: BatchNorm sees the batch
+    of all processes, or of groups of ``batchnorm_group`` of them.
+    """
+
+    accumulate: PositiveInt = 1
+    activation_checkpointing: bool = False
+    compile: bool = False
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    sync_batchnorm: bool = True
+    batchnorm_group: PositiveInt | None = None
 
 
 class Recipe(Strict):
@@ -146,6 +222,7 @@ class Recipe(Strict):
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
 
     @field_validator("method", mode="before")
     @classmethod
@@ -155,6 +232,22 @@ class Recipe(Strict):
                 raise ValueError("a method needs a name, such as `name: swav`")
             return METHODS.config(str(value["name"])).model_validate(value)
         return value
+
+    @model_validator(mode="after")
+    def _channels_agree(self) -> Recipe:
+        channels, views = self.data.channels, self.views
+        for key in ("mean", "std"):
+            count = len(getattr(views, key))
+            if count != channels:
+                raise ValueError(
+                    f"views.{key} has {count} numbers for images of {channels} channels (data.channels)"
+                )
+        if channels != 3 and (views.gray_p or (views.jitter_p and any(views.jitter[2:]))):
+            raise ValueError(
+                "images without three colours have no saturation, hue or grayscale: set views.gray_p to 0 and "
+                "the last two numbers of views.jitter to 0"
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for YAML or JSON."""

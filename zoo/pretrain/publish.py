@@ -53,11 +53,15 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
         )
     learner = checkpoint.shared["learner"]
     trunk = {k.removeprefix("trunk."): v for k, v in learner.items() if k.startswith("trunk.")}
+    average = checkpoint.shared.get("average")
+    if average is not None:  # engine.ema_decay: the average is what the run is after
+        trunk = dict(average)
     heads = {k: v for k, v in learner.items() if not k.startswith("trunk.")}
     versions = folder.environment().get("packages", {})
     evaluation, views = recipe.evaluation, recipe.views
     # Paths on this machine are nobody else's business: sources are published by their last part.
     public = recipe.to_dict()
+    public["checkpoint"]["copy_to"] = None
     public["data"]["sources"] = [_public_name(source) for source in recipe.data.sources]
     description = Description(
         arch=recipe.trunk.arch,
@@ -70,7 +74,7 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
             "std": list(views.std),
             "resize": evaluation.resize,
             "crop": evaluation.crop,
-            "interpolation": "bilinear",
+            "interpolation": evaluation.interpolation,
         },
         recipe=public,
         data={"sources": public["data"]["sources"], **folder.data()},
@@ -78,6 +82,7 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
             "run": path.resolve().name,
             "created": info["created"],
             "step": checkpoint.step,
+            "averaged": average is not None,
             "total_steps": info["total_steps"],
             "init_from": None if info["init_from"] is None else _public_name(info["init_from"]),
         },

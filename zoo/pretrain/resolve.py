@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from ..data.views.presets import find_preset
 from ..errors import InputError, did_you_mean
-from .config import Recipe
+from .config import Recipe, ViewsConfig
 from .methods import METHODS
 
 __all__ = ["Resolved", "differences", "list_recipes", "parse_assignments", "resolve"]
 
 _DEFAULT = "default"
+_PRESET = "views.preset"
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,12 @@ def resolve(
     tree: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in _layers(recipe, ()):
-        _merge(tree, layer, source, sources, "")
+        _add_layer(tree, layer, source, sources)
     for label, values in (("--set", overrides or {}), ("option", options or {})):
-        for key, value in values.items():
-            _merge(tree, _nested(key, _value(key, value)), label, sources, "")
+        # A preset first: the other keys refine it, in whichever order they were typed.
+        for key, value in sorted(values.items(), key=lambda item: item[0] != _PRESET):
+            _add_layer(tree, _nested(key, _value(key, value)), label, sources)
+    _fit_channels(tree, sources)
     try:
         checked = Recipe.model_validate(tree)
     except ValidationError as error:
@@ -135,6 +139,42 @@ def _merge(
         else:
             tree[key] = value
             sources[path] = source
+
+
+def _add_layer(tree: dict[str, Any], layer: Mapping[str, Any], source: str, sources: dict[str, str]) -> None:
+    """Merge a layer; a view preset in it replaces all that was said about views and test transform before."""
+    views = layer.get("views")
+    name = views.get("preset") if isinstance(views, Mapping) else None
+    if name is not None:
+        preset = find_preset(str(name))
+        for section in ("views", "evaluation"):
+            tree.pop(section, None)
+            for key in [key for key in sources if key.startswith(f"{section}.")]:
+                del sources[key]
+        content = {"views": ViewsConfig.keys_of(preset.plan), "evaluation": asdict(preset.test)}
+        _merge(tree, content, f"preset {preset.name}", sources, "")
+    _merge(tree, layer, source, sources, "")
+
+
+def _fit_channels(tree: dict[str, Any], sources: dict[str, str]) -> None:
+    """For images without three colours: statistics of that many channels, and no operation on colours.
+
+    What the user set is left alone. The statistics of a single channel are the means of the three.
+    """
+    data, views = tree.get("data"), tree.setdefault("views", {})
+    channels = data.get("channels", 3) if isinstance(data, dict) else 3
+    if channels == 3 or not isinstance(channels, int) or not isinstance(views, dict):
+        return
+    defaults = ViewsConfig()
+    values = {"jitter": [*views.get("jitter", defaults.jitter)[:2], 0.0, 0.0], "gray_p": 0.0}
+    for key in ("mean", "std"):
+        given = list(views.get(key, getattr(defaults, key)))
+        if len(given) != channels:
+            values[key] = [round(sum(given) / len(given), 4)] * channels
+    for key, value in values.items():
+        if sources.get(f"views.{key}") not in ("--set", "option"):
+            views[key] = value
+            sources[f"views.{key}"] = f"for {channels} channel{'' if channels == 1 else 's'}"
 
 
 def _layers(

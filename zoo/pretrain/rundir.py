@@ -28,7 +28,8 @@ class RunFolder:
 
     ``run.json`` (what it is, sources of the recipe's values), ``recipe.yaml`` (resolved, usable again),
     ``environment.json``, ``data.json`` (fingerprint), ``metrics.jsonl`` (a line a step),
-    ``bad_files.jsonl`` (only if there were any), ``checkpoints/``.
+    ``bad_files.jsonl`` (only if there were any), ``efficiency.json`` (where the last session's time
+    went), ``checkpoints/``, and what trackers keep (``trackers.json``, ``tensorboard/``, ``wandb/``).
     """
 
     path: Path
@@ -44,6 +45,14 @@ class RunFolder:
     @property
     def bad_files(self) -> Path:
         return self.path / "bad_files.jsonl"
+
+    def bad_files_of(self, rank: int) -> Path:
+        """Where a process lists its unreadable images."""
+        return self.bad_files if rank == 0 else self.path / f"bad_files.rank-{rank}.jsonl"
+
+    @property
+    def efficiency(self) -> Path:
+        return self.path / "efficiency.json"
 
     @property
     def checkpoints(self) -> Path:

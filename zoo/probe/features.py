@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from ..data.source import ImageSource
@@ -50,22 +49,23 @@ def source_features(
     Args:
         trunk: (N, 3, H, W) -> (N, F); runs in eval mode and is given back as it came.
         source: the images.
-        how: preprocessing: mean, std, resize, crop.
+        how: preprocessing: mean, std, resize, crop, interpolation (bilinear unless given).
         batch_size: images a pass.
 
     Returns:
         float32 (N, F), and labels int64 (N,), -1 where there are none.
     """
     resize, crop = int(how["resize"]), int(how["crop"])
+    interpolation, channels = str(how.get("interpolation", "bilinear")), len(how["mean"])
 
     def read(index: int) -> np.ndarray:
-        return resize_and_center(Image.fromarray(source.read(index)), resize, crop)
+        return resize_and_center(source.read(index), resize, crop, interpolation)
 
     out = []
     with eval_mode(trunk), ThreadPoolExecutor(_READERS) as pool:
         for start in range(0, len(source), batch_size):
             rows = range(start, min(start + batch_size, len(source)))
-            block = np.zeros((batch_size, crop, crop, 3), dtype=np.uint8)
+            block = np.zeros((batch_size, crop, crop, channels), dtype=np.uint8)
             for row, pixels in enumerate(pool.map(read, rows)):
                 block[row] = pixels
             images = torch.from_numpy(block).permute(0, 3, 1, 2)

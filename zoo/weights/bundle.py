@@ -274,7 +274,7 @@ def _config(description: Description) -> dict[str, Any]:
         "global_pool": "avg",
         "pretrained_cfg": {
             "tag": description.recipe.get("name", description.method),
-            "input_size": [3, size, size],
+            "input_size": [len(how["mean"]), size, size],
             "fixed_input_size": False,
             "interpolation": how["interpolation"],
             "crop_pct": round(size / int(how["resize"]), 4),

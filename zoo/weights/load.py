@@ -94,7 +94,9 @@ def fill_trunk(
     importlib.import_module("torchvision.models")  # whatever tensors its import makes must be real ones
     # No memory and no random numbers for values that are replaced anyway.
     with torch.device("meta"), _NoInitialisation():
-        model = build(arch, stem=stem, base_planes=base_planes)
+        first = tensors.get("conv1.weight")
+        channels = 3 if first is None else int(first.shape[1])
+        model = build(arch, stem=stem, base_planes=base_planes, channels=channels)
     try:
         model.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:

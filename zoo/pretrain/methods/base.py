@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,12 +38,27 @@ class Method(nn.Module):
     def before_step(self, step: int, epoch: int) -> None:
         """Called before the forward pass of a step, counted from 0 over the whole run."""
 
-    def step(self, views: list[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+    def first_pass(self, parts: Sequence[tuple[Callable[[], list[torch.Tensor]], Batch]]) -> list[Any]:
+        """What a batch that is trained in parts must know of itself as a whole; runs without gradients.
+
+        Args:
+            parts: for each part a function that prepares its views (called once at most), and the part.
+
+        Returns:
+            For each part what ``step`` is then given. By default nothing: right for a loss that is a mean
+            over images which know nothing of one another.
+        """
+        return [None] * len(parts)
+
+    def step(
+        self, views: list[torch.Tensor], batch: Batch, given: Any = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of one batch, and figures for the log.
 
         Args:
             views: normalised images on the device, one tensor for each run of views of one size.
             batch: ids and labels of the images.
+            given: what ``first_pass`` found for this part, if the batch is trained in parts.
         """
         raise NotImplementedError
 
@@ -62,6 +78,15 @@ class Method(nn.Module):
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Take ``local_state`` back."""
+
+    def share_out(self, states: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        """This process's own state out of those of another number of processes, in rank order.
+
+        By default empty states stay empty; a method with a state of its own must say how it is dealt out.
+        """
+        if any(states):
+            raise NotImplementedError(f"{type(self).__name__} does not say how to share its state out")
+        return {}
 
 
 def encode(trunk: nn.Module, views: list[torch.Tensor]) -> torch.Tensor:

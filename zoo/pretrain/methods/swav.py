@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch.nn import functional as F
 
 from ...data.loader import Batch
 from ...engine.collectives import Collectives
+from ...engine.sections import mark
 from ...models.heads import Prototypes, projection_head
+from ...models.recompute import statistics_kept
 from ..losses.sinkhorn import harden, promote, sinkhorn
 from ..losses.swav import swapped_prediction_loss
 from .base import Method, encode
@@ -43,6 +46,7 @@ class SwAV(Method):
         self.register_buffer(
             "queue", torch.zeros(len(config.crops_for_assign), rows, config.dim), persistent=False
         )
+        self._batch_size = shape.batch_size  # over all processes
         self._queue_rows_filled = 0
         self._queue_on = False
 
@@ -50,9 +54,30 @@ class SwAV(Method):
         self.prototypes.normalize()
         self._queue_on = self.queue.shape[1] > 0 and epoch >= self.config.queue_start_epoch
 
-    def step(self, views: list[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+    def first_pass(
+        self, parts: Sequence[tuple[Callable[[], list[torch.Tensor]], Batch]]
+    ) -> list[list[torch.Tensor]]:
+        """The codes of the whole batch, dealt out to its parts: as if it were trained at once.
+
+        Only BatchNorm sees the parts, as it would see as many processes that don't share statistics.
+        """
+        found = []
+        with statistics_kept(self):
+            for views, part in parts:
+                # Only the assigning crops' rows matter, but BatchNorm in the head sees all of them.
+                both = (tensor.unflatten(0, (-1, part.size)) for tensor in self(views()))
+                found.append(tuple(both))
+        embeddings, scores = (torch.cat(tensors, dim=1).flatten(0, 1) for tensors in zip(*found, strict=True))
+        sizes = [part.size for _, part in parts]
+        codes = self.codes(embeddings, scores, sum(sizes))
+        return [list(shares) for shares in zip(*(q.split(sizes) for q in codes), strict=True)]
+
+    def step(
+        self, views: list[torch.Tensor], batch: Batch, given: list[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         embeddings, scores = self(views)
-        codes = self.codes(embeddings.detach(), scores.detach(), batch.size)
+        mark("loss")
+        codes = given or self.codes(embeddings.detach(), scores.detach(), batch.size)
         loss = swapped_prediction_loss(scores, codes, self.config.crops_for_assign, self.config.temperature)
         return loss, {}
 
@@ -87,6 +112,22 @@ class SwAV(Method):
     def before_update(self, step: int) -> None:
         if step < self.config.freeze_prototypes_steps or not self.config.learn_prototypes:
             self.prototypes.weight.grad = None  # no gradient: no momentum and no decay either
+
+    def share_out(self, states: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        """The same embeddings in the same order of age, dealt to another number of queues.
+
+        Sinkhorn sees all processes' queues at once, so codes stay what they were.
+        """
+        before = torch.stack([state["queue"] for state in states], dim=1)  # crops, ranks, rows, D
+        filled = {int(state["queue_rows_filled"]) for state in states}
+        crops, ranks, rows, dim = before.shape
+        batch = self._batch_size // ranks  # newest first, a batch of every process at a time
+        whole = before.unflatten(2, (-1, batch)).transpose(1, 2)  # crops, batches, ranks, batch, D
+        mine = whole.reshape(crops, -1, world_size, self._batch_size // world_size, dim)[:, :, rank]
+        return {
+            "queue": mine.reshape(crops, -1, dim) if rows else self.queue,
+            "queue_rows_filled": max(filled) * ranks // world_size,
+        }
 
     def local_state(self) -> dict[str, Any]:
         return {"queue": self.queue, "queue_rows_filled": self._queue_rows_filled}

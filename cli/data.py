@@ -1,0 +1,205 @@
+"""``zoo data check`` and ``zoo views``: look at images before anything is trained on them."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._options import Json, MaxPixels, Quiet, Seed, Workers
+from ._output import print_json, print_table, set_up_notes
+
+if TYPE_CHECKING:
+    from zoo.data.check import CheckReport
+
+__all__ = ["data", "views"]
+
+_SHOWN = 10  # problems on the screen; the report has all
+_REFRESH = 0.1  # seconds between two states of the bar
+
+data = typer.Typer(help="Look after collections of images.", no_args_is_help=True)
+
+
+@data.callback()
+def data_main() -> None:
+    """Look after collections of images."""
+
+
+@data.command("check")
+def check(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a text file of paths, or a name.")],
+    report: Annotated[
+        str, typer.Option("--report", help="The file that lists unusable images, one JSON object a line.")
+    ] = "bad_files.jsonl",
+    max_pixels: MaxPixels = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", min=1, help="Refuse larger files (default: 536870912).")
+    ] = None,
+    max_text_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-text-bytes", min=1, help="Refuse PNGs with larger text blocks (default: 1048576)."
+        ),
+    ] = None,
+    channels: Annotated[
+        int, typer.Option("--channels", min=1, help="What the images must have: 3, 1 (gray), or many.")
+    ] = 3,
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read every image once, completely, and list the ones that can't be used (exit code 1 if there are any)."""
+    set_up_notes(quiet)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names can be no text in any encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
+    from zoo.data.check import check_images
+    from zoo.data.decoding import PLAIN, Decoding
+    from zoo.data.open import open_source
+
+    how = Decoding(
+        channels=channels,
+        max_pixels=max_pixels or PLAIN.max_pixels,
+        max_bytes=max_bytes or PLAIN.max_bytes,
+        max_text_bytes=max_text_bytes or PLAIN.max_text_bytes,
+    )
+    images = open_source(source, how=how)
+    with _progress(len(images), quiet or as_json) as update:
+        found = check_images(images, report=report, workers=workers, progress=update)
+    notes = list(getattr(images, "notes", ()))
+    if as_json:
+        print_json({**found.to_json(), "source": images.name, "report": report, "notes": notes})
+    else:
+        print_table(f"Images of {images.name}", ["what", "found"], _rows(found, len(images.classes), notes))
+        _print_problems(found, report)
+    if found.bad:
+        raise typer.Exit(1)
+
+
+def _print_problems(found: CheckReport, report: str) -> None:
+    if not found.bad:
+        print(f"All {found.images} images can be used ({report} is empty).")
+        return
+    print(f"{len(found.bad)} of {found.images} images can't be used:")
+    for line in found.bad[:_SHOWN]:
+        print(f"  {line['file']}: {line['problem']}")
+    if len(found.bad) > _SHOWN:
+        print(f"  ... and {len(found.bad) - _SHOWN} more")
+    print("What helps:")
+    for fix, count in Counter(line["fix"] for line in found.bad if line["fix"]).most_common():
+        print(f"  {count} x {fix}")
+    print(f"All of them, with what helps, are listed in {report}.")
+
+
+def _rows(found: CheckReport, classes: int, notes: list[str]) -> list[dict[str, str]]:
+    rows = {"images": f"{found.images}", "unusable": f"{len(found.bad)}"}
+    if found.smallest and found.largest:
+        rows["smallest (height x width)"] = f"{found.smallest[0]} x {found.smallest[1]}"
+        rows["largest"] = f"{found.largest[0]} x {found.largest[1]}"
+        rows["median shorter side"] = f"{found.median_side:g}"
+        rows["without colour"] = f"{found.gray}"
+    if found.classes:
+        least, most = min(found.classes.values()), max(found.classes.values())
+        rows["classes"] = f"{classes}, of {least if least == most else f'{least} to {most}'} images"
+        if classes > len(found.classes):
+            rows["empty classes"] = f"{classes - len(found.classes)}"
+    for note in notes:
+        rows.setdefault("notes", "")
+        rows["notes"] += ("; " if rows["notes"] else "") + note
+    return [{"what": key, "found": value} for key, value in rows.items()]
+
+
+class _progress:  # noqa: N801 - used like a function
+    """A bar on standard error, if that is a terminal; otherwise a line every so often."""
+
+    def __init__(self, total: int, silent: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._total, self._silent = total, silent
+        console = Console(stderr=True)
+        self._plain = not console.is_terminal
+        self._bar = Progress(
+            TextColumn("reading"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[bad]} unusable"),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,  # its thread would be there when the reading processes are forked
+            disable=silent or self._plain,
+        )
+        self._task = self._bar.add_task("reading", total=total, bad=0)
+        self._shown = 0.0
+
+    def __enter__(self) -> _progress:
+        self._bar.start()
+        return self
+
+    def __call__(self, done: int, bad: int) -> None:
+        if self._plain and not self._silent and done % 10_000 == 0:
+            typer.echo(f"read {done} of {self._total}, {bad} unusable", err=True)
+        now = time.monotonic()
+        if now - self._shown > _REFRESH or done == self._total:
+            self._shown = now
+            self._bar.update(self._task, completed=done, bad=bad, refresh=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def views(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="IMAGE|SRC", help="A picture, a folder, or whatever --data takes."),
+    ] = None,
+    preset: Annotated[
+        str, typer.Option("--preset", help="A view preset, or a recipe's name or .yaml file.")
+    ] = "swav",
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="The picture to write (.png or .jpg).")
+    ] = "views.png",
+    count: Annotated[int, typer.Option("--count", min=1, help="Images of a folder that are shown.")] = 4,
+    epoch: Annotated[int, typer.Option("--epoch", min=0, help="Which epoch's views.")] = 0,
+    seed: Seed = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the presets.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the views that training would see, as a labelled picture; with --list, all presets."""
+    from zoo.errors import InputError
+
+    if show_list:
+        _list_presets(as_json)
+        return
+    if source is None:
+        raise InputError(
+            "Nothing to show.", fix="pass a picture or a folder, e.g. zoo views photos/ -o grid.png"
+        )
+    from zoo.pretrain.show_views import show_views
+
+    found = show_views(source, preset, Path(out), count=count, epoch=epoch, seed=seed or 0)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{out}: {len(found['images'])} image(s), {found['views']} views each")
+
+
+def _list_presets(as_json: bool) -> None:
+    from zoo.data.views.presets import PRESETS
+
+    if as_json:
+        print_json({"schema": 1, "presets": {name: [p.summary, p.source] for name, p in PRESETS.items()}})
+        return
+    rows = [
+        {
+            "preset": preset.name,
+            "what it is": preset.summary,
+            "views": " + ".join(f"{n} x {size}" for size, n in preset.plan.groups),
+        }
+        for preset in PRESETS.values()
+    ]
+    print_table("View presets (--set views.preset=NAME)", ["preset", "views", "what it is"], rows)

@@ -1,0 +1,135 @@
+"""A run's images: from the recipe's sources to normalised views on the device."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.class_index import read_class_index
+from ..data.loader import Batch, EpochOrder, view_batches
+from ..data.open import open_sources
+from ..data.source import ImageSource, open_picture
+from ..data.views.apply import normalize
+from ..data.views.device import recolor_batch
+from ..data.views.maker import PlannedViews, ViewMaker
+from ..data.views.own import OwnViews
+from ..engine.collectives import Collectives
+from ..engine.precision import Precision, processors
+from ..errors import InputError
+from .config import Recipe
+from .placement import choose_augment_place
+
+__all__ = ["OwnTransform", "RunImages", "view_preparer"]
+
+log = logging.getLogger("zoo")
+
+OwnTransform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
+
+
+class RunImages:
+    """Source, order and views of a run.
+
+    Args:
+        recipe: the run's recipe.
+        own: the user's transforms instead of the recipe's views (``zoo.data.views.own``).
+        world: the processes that share each batch.
+
+    Raises:
+        InputError: sources that can't be used, fewer images than a batch, or a batch that can't be shared.
+    """
+
+    def __init__(self, recipe: Recipe, own: OwnTransform | None, world: Collectives) -> None:
+        self.recipe = recipe
+        shares = world.world_size * recipe.engine.accumulate
+        if recipe.batch_size % shares or recipe.batch_size // shares < 2:
+            raise InputError(
+                f"A batch of {recipe.batch_size} images can't be shared equally by {world.world_size} "
+                f"process(es) x {recipe.engine.accumulate} part(s), two images or more each.",
+                where="batch_size",
+                fix=f"use a multiple of {shares}, such as {max(2, round(recipe.batch_size / shares)) * shares}",
+            )
+        index = recipe.data.class_index
+        self.source: ImageSource = open_sources(
+            recipe.data.sources,
+            how=recipe.data.decoding(),
+            class_names=None if index is None else read_class_index(Path(index)),
+        )
+        for note in getattr(self.source, "notes", ()):
+            log.info("%s: %s", self.source.name, note)
+        self.order = EpochOrder(
+            len(self.source), recipe.batch_size, recipe.seed, world.rank, world.world_size
+        )
+        if self.order.batches == 0:
+            raise InputError(
+                f"The batch ({recipe.batch_size}) is larger than the set ({len(self.source)} images).",
+                where=self.source.name,
+                fix="lower batch_size, or pass more images",
+            )
+        self._world = world
+        self._plan = recipe.views.plan()
+        self._own = None if own is None else OwnViews(own, open_picture(self.source, 0))
+        self.augment_on = "worker"
+        """Where colours and blur are computed; see ``place``."""
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(size, count) of each run of views of one size."""
+        return self._plan.groups if self._own is None else self._own.groups
+
+    def workers(self, device: torch.device) -> int:
+        """Data processes: the recipe's number, or what suits the machine."""
+        if self.recipe.data.workers is not None:
+            return self.recipe.data.workers
+        # A GPU waits for all the workers it can get; on a CPU they share the processors with the trunk.
+        mine = processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        share = mine // 4 if device.type == "cpu" else mine - 1
+        return min(8, max(1, share))
+
+    def place(self, trunk: Any, device: torch.device, before: str | None = None) -> None:
+        """Decide where colours and blur are computed; a resumed run keeps what it had ``before``."""
+        if self._own is None:
+            place = before or choose_augment_place(
+                self.recipe.data.augment_on, self.source, self._plan, trunk, device, self.workers(device)
+            )
+            self.augment_on = self._world.gather_values(place)[0]  # all do what the first one found
+
+    def batches(self, first_step: int, last_step: int, device: torch.device) -> Iterator[Batch]:
+        """The batches of these steps, see ``zoo.data.loader.view_batches``."""
+        maker: ViewMaker = self._own or PlannedViews(
+            self._plan,
+            colors=self.augment_on == "worker",
+            scaled_decoding=self.recipe.data.scaled_decoding,
+        )
+        return view_batches(
+            self.source,
+            maker,
+            self.order,
+            first_step=first_step,
+            last_step=last_step,
+            workers=self.workers(device),
+            skip_bad=self.recipe.data.on_error == "skip",
+            pin_memory=device.type == "cuda",
+        )
+
+
+def view_preparer(recipe: Recipe, precision: Precision) -> Callable[[Batch], list[torch.Tensor]]:
+    """A function that brings a batch's views onto the device, coloured if that is left, and normalised."""
+    plan = recipe.views.plan()
+
+    def prepare(batch: Batch) -> list[torch.Tensor]:
+        out = []
+        for group, view in enumerate(batch.views):
+            images = view.to(precision.device, non_blocking=True)
+            if batch.colors is not None:
+                images = recolor_batch(images, batch.colors[group], plan)
+            if batch.colors is not None or images.dtype == torch.uint8:  # a user's float views are finished
+                images = normalize(images, plan.mean, plan.std)
+            out.append(images.to(dtype=precision.master_dtype, memory_format=precision.memory_format))
+        return out
+
+    return prepare

@@ -1,0 +1,331 @@
+"""One process's share of a run: everything built, trained, saved and taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..data.loader import Batch
+from ..engine.average import WeightAverage
+from ..engine.checkpoint import Checkpoint, CheckpointFolder
+from ..engine.checkpoint_copy import without_credentials
+from ..engine.checkpoint_writer import CheckpointWriter
+from ..engine.collectives import Collectives
+from ..engine.dashboards import choose_trackers
+from ..engine.efficiency import EfficiencyReport
+from ..engine.loop import Callback, Loop
+from ..engine.precision import choose_precision, compute_threads
+from ..engine.signals import StopRequest
+from ..engine.sync_batchnorm import synchronize_batchnorm
+from ..engine.trackers import BadFileLog, MetricsLog, cut_after
+from ..errors import InputError
+from ..keyed import keyed_seed
+from ..models.factory import create_trunk
+from ..models.recompute import recompute_blocks
+from ..models.small_maps import use_central_tap
+from ..optim.lars import LARS
+from ..optim.schedule import WarmupCosine
+from ..tensors import seeded
+from ..weights.initial import load_trunk_weights, read_weights
+from .config import OptimizerConfig, Recipe
+from .environment import describe_environment
+from .images import OwnTransform, RunImages, view_preparer
+from .methods import METHODS
+from .methods.base import Method
+from .methods.config_base import RunShape
+from .resolve import Resolved
+from .rundir import RunFolder, RunLock
+
+__all__ = ["Ended", "Session", "build_method"]
+
+log = logging.getLogger("zoo")
+
+
+def build_method(recipe: Recipe, shape: RunShape, world: Collectives) -> Method:
+    """The recipe's method around a fresh trunk, initialised from the recipe's seed alone."""
+    with seeded(keyed_seed(recipe.seed, "init")):
+        trunk = create_trunk(
+            recipe.trunk.arch,
+            stem=recipe.trunk.stem,
+            base_planes=recipe.trunk.base_planes,
+            channels=recipe.data.channels,
+        )
+        return METHODS.code(recipe.method.name)(trunk, recipe.method, shape, world)  # type: ignore[no-any-return]
+
+
+def _build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.name == "lars":
+        return LARS(groups, momentum=config.momentum, trust=config.trust, **shared)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum, **shared)
+    return torch.optim.AdamW(groups, betas=config.betas, **shared)
+
+
+class _Step(nn.Module):
+    """The method's step as a forward pass, which is what DDP wraps."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, views: list[torch.Tensor], batch: Batch, given: Any) -> Any:
+        return self.method.step(views, batch, given)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How far a session came, why it ended (0, 75 or 130), and how many files were unreadable."""
+
+    step: int
+    exit_code: int
+    bad_files: int
+
+
+class Session:
+    """Everything of a run in this process, built; nothing is trained yet.
+
+    Args:
+        resolved: the recipe.
+        device: where this process trains.
+        world: all processes of the run.
+        own_views: the user's transforms.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        device: torch.device,
+        world: Collectives,
+        own_views: OwnTransform | None = None,
+    ) -> None:
+        self.resolved = resolved
+        self.world = world
+        self.device = device
+        self.recipe = recipe = resolved.recipe
+        self.images = RunImages(recipe, own_views, world)
+        self.shape = RunShape(
+            views=sum(count for _, count in self.images.groups),
+            batch_size=recipe.batch_size,
+            world_size=world.world_size,
+            steps_per_epoch=self.images.order.batches,
+            epochs=recipe.epochs,
+        )
+        for warning in recipe.method.check(self.shape):
+            log.warning("%s", warning)
+        self.precision = choose_precision(recipe.precision, device)
+        self.method = build_method(recipe, self.shape, world)
+        if device.type == "cpu":
+            use_central_tap(self.method.trunk)
+        if recipe.engine.activation_checkpointing:
+            recompute_blocks(self.method.trunk)
+        self.method.to(device=device, dtype=self.precision.master_dtype)
+        self.method.to(memory_format=self.precision.memory_format)
+        if recipe.engine.sync_batchnorm:
+            synchronize_batchnorm(self.method, world, recipe.engine.batchnorm_group)
+        if recipe.engine.compile:
+            self.method.trunk.compile()
+        self.optimizer = _build_optimizer(
+            recipe.optimizer, self.method.param_groups(recipe.optimizer.exclude_one_dimensional)
+        )
+        self.started_from_weights = False
+
+    def init_from(self, path: Path) -> None:
+        """Fill the trunk from a run's newest checkpoint or from a file of weights."""
+        if path.is_dir():
+            checkpoint, _ = CheckpointFolder(RunFolder(path).checkpoints).newest()
+            if checkpoint is None:
+                raise InputError("No whole checkpoint is in this folder.", where=path)
+            learner = checkpoint.shared["learner"]
+            tensors = {key: value for key, value in learner.items() if key.startswith("trunk.")}
+        else:
+            tensors = read_weights(path)
+        log.info("initialised from %s: %s", path, load_trunk_weights(self.method.trunk, tensors, path))
+        self.started_from_weights = True
+
+    def train(
+        self,
+        folder: RunFolder,
+        callbacks: Sequence[Callback],
+        trackers: Sequence[str] = (),
+        info: dict[str, Any] | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Ended:
+        """Train in ``folder``; with ``info`` (of an existing run) from its newest checkpoint."""
+        first = self.world.rank == 0
+        bad_files = BadFileLog(folder.bad_files_of(self.world.rank))
+        watchers: list[Callback] = [bad_files]
+        if first:
+            watchers += [
+                MetricsLog(folder.metrics),
+                # Before the progress view: one of them may ask for a login.
+                *choose_trackers(trackers, folder.path, folder.path.name, self._shown_recipe()),
+                *callbacks,
+                EfficiencyReport(folder.efficiency),
+            ]
+        workers = self.images.workers(self.device)
+        lock = RunLock(folder.path) if first else contextlib.nullcontext()
+        with (
+            lock,
+            StopRequest() as stop,
+            compute_threads(self.device, workers) as threads,
+            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
+        ):
+            own_stream = (self.world.rank,) if self.world.rank else ()
+            torch.manual_seed(keyed_seed(self.recipe.seed, "train", *own_stream))
+            loop = self._loop(folder, watchers)
+            if info is not None:
+                self._restore(folder, loop, info, dict(changes or {}))
+                self._warn_of_threads(folder, threads)
+            if first:
+                used = {
+                    "device": str(self.device),
+                    "precision": self.precision.name,
+                    "workers": workers,
+                    "threads": threads,
+                    "processes": self.world.world_size,
+                }
+                folder.write_environment({**describe_environment(), **used})
+            log.info("training in %s", folder.path)
+            if info is None and self.started_from_weights:
+                loop.save()  # a resume must not depend on the file that the weights came from
+            loop.run(stop)
+        if bad_files.files:
+            log.warning("%d unreadable images were left out, see %s", len(bad_files.files), bad_files.path)
+        done = loop.step >= self.shape.total_steps
+        return Ended(loop.step, 0 if done else stop.exit_code, len(bad_files.files))
+
+    def _shown_recipe(self) -> dict[str, Any]:
+        """The recipe for dashboards, which are not for passwords."""
+        shown = self.recipe.to_dict()
+        if self.recipe.checkpoint.copy_to is not None:
+            shown["checkpoint"]["copy_to"] = without_credentials(self.recipe.checkpoint.copy_to)
+        return shown
+
+    def _warn_of_threads(self, folder: RunFolder, threads: int) -> None:
+        before = folder.environment().get("threads", threads)
+        if self.device.type == "cpu" and before != threads:
+            log.warning(
+                "the run computed on %d threads so far, from here on on %d: sums are rounded in another order, "
+                "so it is not bit for bit the same",
+                before,
+                threads,
+            )
+
+    def _loop(self, folder: RunFolder, callbacks: Sequence[Callback]) -> Loop:
+        recipe, shape, engine = self.recipe, self.shape, self.recipe.engine
+        saving = recipe.checkpoint
+        save_every = saving.every_steps
+        if save_every is None and saving.every_epochs is not None:
+            save_every = saving.every_epochs * shape.steps_per_epoch
+        schedule = WarmupCosine(
+            base=recipe.optimizer.lr,
+            final=recipe.schedule.final_lr,
+            start=recipe.schedule.start_lr,
+            warmup_steps=round(min(recipe.schedule.warmup_epochs, recipe.epochs) * shape.steps_per_epoch),
+            total_steps=shape.total_steps,
+        )
+        kept = saving.keep_every_epochs and saving.keep_every_epochs * shape.steps_per_epoch
+        checkpoints = CheckpointFolder(folder.checkpoints, saving.keep, kept)
+        return Loop(
+            learner=self.method,
+            optimizer=self.optimizer,
+            lr_at=schedule.at,
+            batches=lambda first: self.images.batches(first, shape.total_steps, self.device),
+            prepare=view_preparer(recipe, self.precision),
+            precision=self.precision,
+            steps_per_epoch=shape.steps_per_epoch,
+            total_steps=shape.total_steps,
+            checkpoints=CheckpointWriter(checkpoints, self.world, saving.copy_to),
+            save_every=save_every,
+            callbacks=callbacks,
+            world=self.world,
+            compute=self._averaged_step(),
+            accumulate=engine.accumulate,
+            average=None if engine.ema_decay is None else WeightAverage(self.method.trunk, engine.ema_decay),
+        )
+
+    def _averaged_step(self) -> Any:
+        """The method's step; with several processes, in DDP, which averages gradients over them."""
+        if self.world.world_size == 1:
+            return self.method.step
+        return DistributedDataParallel(
+            _Step(self.method),
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            # Buffers are a process's own (a queue), or alike anyway (synchronised norms), or, where norms are
+            # not synchronised, those of rank 0 are saved: as if they were broadcast before each pass.
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+
+    def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:
+        checkpoint, problems = loop.checkpoints.folder.newest_for(self.world)
+        for problem in problems:
+            log.warning("a checkpoint is skipped: %s", problem)
+        if checkpoint is None and problems:
+            raise InputError(
+                "No checkpoint of this run is whole.",
+                where=folder.checkpoints,
+                fix="put back an undamaged copy, or start a new run",
+            )
+        if checkpoint is not None:
+            self._take_up(loop, checkpoint, folder)
+        elif info.get("init_from"):
+            raise InputError(
+                "The run was killed before its first checkpoint, so its initial weights are not saved.",
+                where=folder.path,
+                fix=f"start again with --init-from {info['init_from']}",
+            )
+        if info.get("precision", self.precision.name) != self.precision.name:
+            log.warning(
+                "the run computed in %s so far, from here on in %s: not bit for bit the same",
+                info["precision"],
+                self.precision.name,
+            )
+        if "epochs" in changes:
+            log.info(
+                "epochs %d -> %d: from step %d on, the learning rate follows the schedule of the new length",
+                *changes["epochs"],
+                loop.step,
+            )
+        elif loop.step >= self.shape.total_steps:
+            log.info("this run is finished; extend it with --set epochs=N")
+        else:
+            log.info("going on from step %d of %d", loop.step, self.shape.total_steps)
+        cut_after(folder.bad_files_of(self.world.rank), loop.step)
+        if self.world.rank == 0:
+            cut_after(folder.metrics, loop.step)
+            info = {key: value for key, value in info.items() if key not in ("schema", "stopped")}
+            info["total_steps"] = self.shape.total_steps
+            info["resumed"] = [*info["resumed"], {"step": loop.step, "changes": changes}]
+            if changes:
+                folder.rewrite_recipe(self.resolved.to_yaml())
+            folder.write_info(info)
+
+    def _take_up(self, loop: Loop, checkpoint: Checkpoint, folder: RunFolder) -> None:
+        if checkpoint.step > self.shape.total_steps:
+            raise InputError(
+                f"The run has done {checkpoint.step} steps already, more than epochs="
+                f"{self.recipe.epochs} would have ({self.shape.total_steps}).",
+                where=folder.path,
+                fix="ask for more epochs",
+            )
+        if checkpoint.world_size == self.world.world_size:
+            loop.restore(checkpoint)
+            return
+        loop.restore(checkpoint, loop.checkpoints.folder.load_locals(checkpoint.step))
+        log.warning(
+            "the run had %d process(es) so far, from here on %d: weights, optimizer and schedule go on as they "
+            "were, queues are dealt out anew, random streams of the processes begin afresh; sums are rounded "
+            "in another order, so it is not bit for bit the same",
+            checkpoint.world_size,
+            self.world.world_size,
+        )
