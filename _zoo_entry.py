@@ -29,3 +29,7 @@ def main() -> None:
     from cli.main import run
 
     run()
+
+
+if __name__ == "__main__":  # as `zoo pretrain --nproc` starts its processes
+    main()

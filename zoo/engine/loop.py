@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +12,13 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import RunError
-from .checkpoint import Checkpoint, CheckpointFolder
+from .average import WeightAverage
+from .checkpoint import Checkpoint
+from .checkpoint_writer import CheckpointWriter
+from .collectives import Collectives, WorldOfOne
+from .memory import explained_memory
 from .precision import Precision
+from .sections import SectionTimer, clock_of
 from .signals import StopRequest
 
 __all__ = ["Callback", "Learner", "Loop", "StepRecord"]
@@ -23,7 +29,8 @@ class Learner(Protocol):
 
     def on_epoch_start(self, epoch: int) -> None: ...
     def before_step(self, step: int, epoch: int) -> None: ...
-    def step(self, views: Any, batch: Any) -> tuple[torch.Tensor, dict[str, float]]: ...
+    def first_pass(self, parts: Sequence[tuple[Any, Any]]) -> list[Any]: ...
+    def step(self, views: Any, batch: Any, given: Any = None) -> tuple[torch.Tensor, dict[str, float]]: ...
     def before_update(self, step: int) -> None: ...
     def after_step(self, step: int) -> None: ...
     def train(self, mode: bool = True) -> Any: ...
@@ -31,6 +38,7 @@ class Learner(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
     def local_state(self) -> dict[str, Any]: ...
     def load_local_state(self, state: dict[str, Any]) -> None: ...
+    def share_out(self, states: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,18 @@ class Loop:
         learner: what is trained.
         optimizer: over the learner's parameters.
         lr_at: learning rate of each step.
-        batches: (first step) -> batches from there on.
+        batches: (first step) -> this process's batches from there on.
         prepare: moves a batch's images to the device and normalises them.
         precision: how forward passes compute.
         steps_per_epoch: steps of one epoch.
         total_steps: steps of the whole run.
         checkpoints: where state is saved.
         save_every: save after every so many steps (None: only at the end and when stopped).
-        callbacks: watchers, called in order.
+        callbacks: watchers, called in order; rank 0 has the ones that write.
+        world: the processes that train together.
+        compute: ``learner.step``, or what wraps it so that gradients are averaged over processes.
+        accumulate: parts that a batch is trained in, one after the other.
+        average: a running average of the learner's weights, kept beside it.
     """
 
     learner: Learner
@@ -103,20 +115,29 @@ class Loop:
     precision: Precision
     steps_per_epoch: int
     total_steps: int
-    checkpoints: CheckpointFolder
+    checkpoints: CheckpointWriter
     save_every: int | None = None
     callbacks: Sequence[Callback] = ()
+    world: Collectives = field(default_factory=WorldOfOne)
+    compute: Any = None
+    accumulate: int = 1
+    average: WeightAverage | None = None
     step: int = 0
     elapsed: float = 0.0
+    sections: SectionTimer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._scaler = self.precision.scaler()
+        self.sections = SectionTimer(clock_of(self.precision.device))
+        if self.compute is None:
+            self.compute = self.learner.step
 
     def run(self, stop: StopRequest) -> None:
         """Train until the last step or until ``stop`` is asked for; the state is saved either way.
 
         Raises:
-            RunError: the loss is not finite (the weights are as before that step), or the disk failed.
+            RunError: the loss is not finite (the weights are as before that step), memory ran out, or the
+                disk failed.
         """
         self.learner.train()
         batches: Iterator[Any] = iter(())
@@ -125,19 +146,23 @@ class Loop:
                 callback.on_start(self)
             if self.step < self.total_steps:
                 batches = self.batches(self.step)
-                self._train(batches, stop)
-            self.save()  # before the data workers are waited for: after a signal every second counts
+                with self.sections.active():
+                    self._train(batches, stop)
+            self.save(wait=True)  # before the data workers are waited for: after a signal every second counts
             for callback in self.callbacks:
                 callback.on_end(self)
         finally:
             del batches
+            self.checkpoints.close()
             for callback in self.callbacks:
                 callback.close()
 
     def _train(self, batches: Iterator[Any], stop: StopRequest) -> None:
         began = time.perf_counter()
+        self.sections.begin()
         for batch in batches:
             arrived = time.perf_counter()
+            self.sections.mark("other")
             for callback in self.callbacks:
                 callback.on_batch(batch)
             epoch, position = divmod(self.step, self.steps_per_epoch)
@@ -145,13 +170,14 @@ class Loop:
                 self.learner.on_epoch_start(epoch)
             loss, lr, logs = self._one_step(batch, epoch)
             done = time.perf_counter()
+            self.sections.end()
             self.elapsed += done - began
             record = StepRecord(
                 step=self.step,
                 epoch=epoch,
                 loss=loss,
                 lr=lr,
-                images=len(batch.ids),
+                images=len(batch.ids) * self.world.world_size,
                 step_time=done - began,
                 data_wait=arrived - began,
                 time=self.elapsed,
@@ -164,20 +190,22 @@ class Loop:
                 for callback in self.callbacks:
                     callback.on_epoch_end(epoch, self)
                 self.learner.train()
-            if stop.signal is not None:
+            self._tell_of_checkpoints()
+            if self.world.any(stop.signal is not None):
                 return
             if self.save_every and self.step % self.save_every == 0 and self.step < self.total_steps:
                 self.save()
             began = time.perf_counter()
+            self.sections.begin()
 
     def _one_step(self, batch: Any, epoch: int) -> tuple[float, float, dict[str, float]]:
         lr = self.lr_at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.learner.before_step(self.step, epoch)
-        with self.precision.autocast():
-            loss, logs = self.learner.step(self.prepare(batch), batch)
-        value = float(loss.detach())
+        with explained_memory(batch, self.precision.device):
+            loss, logs = self._gradients(batch)
+        value = float(self.world.sum_(loss)) / self.world.world_size
         if not math.isfinite(value):
             raise RunError(
                 f"The loss became {value} at step {self.step} (epoch {epoch}); "
@@ -185,16 +213,53 @@ class Loop:
                 fix="start a new run, if you like from these weights (--init-from), with a lower optimizer.lr, "
                 "a longer schedule.warmup_epochs or a higher method.epsilon",
             )
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.learner.before_update(self.step)
+        self.sections.mark("optimizer")
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        self.sections.mark("other")
+        if self.average is not None:
+            self.average.update()
         self.learner.after_step(self.step)
         return value, lr, logs
 
-    def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on.
+    def _gradients(self, batch: Any) -> tuple[torch.Tensor, dict[str, float]]:
+        """Forward and backward of all parts of a batch; the mean loss, without gradient."""
+        sections, count = self.sections, self.accumulate
+        parts = [batch] if count == 1 else batch.split(count)
+        given: list[Any] = [None]
+        if count > 1:
+            sections.mark("forward")
+            with self.precision.autocast(), torch.no_grad():
+                given = self.learner.first_pass([(lambda p=part: self.prepare(p), part) for part in parts])
+        total: Any = 0.0
+        logs: dict[str, float] = {}
+        for number, part in enumerate(parts):
+            last = number == count - 1
+            # Gradients are averaged over the processes once a step.
+            alone = (
+                contextlib.nullcontext()
+                if last
+                else getattr(self.compute, "no_sync", contextlib.nullcontext)()
+            )
+            with alone:
+                with self.precision.autocast():
+                    sections.mark("prepare")
+                    views = self.prepare(part)
+                    sections.mark("forward")  # the method marks where its loss begins
+                    loss, logs = self.compute(views, part, given[number])
+                total = total + loss.detach() / count
+                sections.mark("backward")
+                self._scaler.scale(loss / count).backward()
+                sections.mark("other")
+        return total.clone(), logs
+
+    def save(self, wait: bool = False) -> None:
+        """Begin to write a checkpoint of everything that the next step depends on.
+
+        Args:
+            wait: come back when it is safely on disk.
 
         Raises:
             RunError: a parameter is not finite (earlier checkpoints stay), or the disk failed.
@@ -203,7 +268,7 @@ class Loop:
         if not all(math.isfinite(norm) for norm in torch._foreach_norm(parameters)):
             raise RunError(
                 f"A parameter is not finite after step {self.step - 1}; this state is not saved.",
-                where=self.checkpoints.folder,
+                where=self.checkpoints.folder.folder,
                 fix="resume from the checkpoint before it, or start a new run with a lower optimizer.lr",
             )
         shared = {
@@ -213,13 +278,26 @@ class Loop:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
         }
+        if self.average is not None:
+            shared["average"] = self.average.state_dict()
         local = {"learner": self.learner.local_state(), "torch_rng": _rng_state(self.precision.device)}
-        self.checkpoints.save(self.step, shared, local)
-        for callback in self.callbacks:
-            callback.on_checkpoint(self.step)
+        self.checkpoints.begin(self.step, shared, local)
+        if wait:
+            self.checkpoints.wait()
+            self._tell_of_checkpoints()
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up everything that ``save`` wrote."""
+    def _tell_of_checkpoints(self) -> None:
+        for step in self.checkpoints.finished():
+            for callback in self.callbacks:
+                callback.on_checkpoint(step)
+
+    def restore(self, checkpoint: Checkpoint, locals_of_all: list[dict[str, Any]] | None = None) -> None:
+        """Take up everything that ``save`` wrote.
+
+        Args:
+            checkpoint: as read by this process.
+            locals_of_all: every saved process's own state, where another number of processes goes on.
+        """
         shared, local = checkpoint.shared, checkpoint.local
         self.step = shared["step"]
         self.elapsed = shared["elapsed"]
@@ -227,8 +305,15 @@ class Loop:
         self.optimizer.load_state_dict(shared["optimizer"])
         if shared["scaler"] and self._scaler.is_enabled():
             self._scaler.load_state_dict(shared["scaler"])
-        self.learner.load_local_state(local["learner"])
-        _set_rng_state(self.precision.device, local["torch_rng"])
+        if self.average is not None and "average" in shared:
+            self.average.load_state_dict(shared["average"])
+        if locals_of_all is not None:
+            world = self.world
+            states = [state["learner"] for state in locals_of_all]
+            self.learner.load_local_state(self.learner.share_out(states, world.rank, world.world_size))
+        elif local is not None:
+            self.learner.load_local_state(local["learner"])
+            _set_rng_state(self.precision.device, local["torch_rng"])
 
 
 def _rng_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from ..errors import InputError, did_you_mean
 from .loop import Callback, Loop, StepRecord
 from .trackers import step_line
 
@@ -17,17 +20,25 @@ _WINDOW = 50  # steps that the shown speed and loss are averaged over
 
 
 def choose_progress(name: str) -> list[Callback]:
-    """``auto`` (a live view on a terminal, else lines), ``live``, ``lines``, ``json`` or ``quiet``."""
+    """``auto`` (a live view on a terminal, else lines), ``live``, ``lines``, ``json`` or ``quiet``.
+
+    Raises:
+        InputError: no such view, with the nearest name.
+    """
     if name == "auto":
-        name = "live" if sys.stderr.isatty() else "lines"
-    views: dict[str, list[Callback]] = {"quiet": []}
-    if name == "live":
-        views["live"] = [RichProgress()]
-    views["lines"] = [LineProgress()]
-    views["json"] = [JsonProgress()]
-    if name not in views:
-        raise ValueError(f"progress {name!r} is none of auto, live, lines, json, quiet")
-    return views[name]
+        name = "live" if _can_redraw() else "lines"
+    if name not in _VIEWS:
+        raise InputError(
+            "There is no progress view of this name.",
+            where=name,
+            fix=did_you_mean(name, _NAMES) + "Known: " + ", ".join(_NAMES),
+        )
+    return [view() for view in _VIEWS[name]]
+
+
+def _can_redraw() -> bool:
+    """Whether a person looks on: a log file, a pipe or a terminal that can only append gets lines."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 class _Window:
@@ -131,3 +142,12 @@ class JsonProgress(Callback):
 
     def on_step(self, record: StepRecord) -> None:
         print(json.dumps(step_line(record)), flush=True)
+
+
+_VIEWS: dict[str, list[Callable[[], Callback]]] = {
+    "live": [RichProgress],
+    "lines": [LineProgress],
+    "json": [JsonProgress],
+    "quiet": [],
+}
+_NAMES = ("auto", *_VIEWS)

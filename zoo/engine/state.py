@@ -25,7 +25,8 @@ def pack(value: Any) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        # One pass, also for the channels-last ones.
+        tensors[path] = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return {_TENSOR: path}
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):

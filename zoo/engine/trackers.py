@@ -1,18 +1,24 @@
-"""Files that grow by a line: metrics and unreadable images."""
+"""What is written down of a run: files that grow by a line, and watchers that may fail without harm."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from ..files import disk_errors, whole_file
 from .loop import Callback, Loop, StepRecord
 
-__all__ = ["BadFileLog", "JsonLines", "MetricsLog", "cut_after"]
+__all__ = ["BadFileLog", "Guarded", "JsonLines", "MetricsLog", "cut_after", "step_line", "without_secrets"]
 
 SCHEMA = 1
+
+log = logging.getLogger("zoo")
 
 
 class JsonLines:
@@ -81,6 +87,7 @@ class BadFileLog(Callback):
     """``bad_files.jsonl``: each image that was left out, once a step it was wanted in."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._lines = JsonLines(path)
         self._step = 0
         self.files: set[str] = set()
@@ -99,3 +106,45 @@ class BadFileLog(Callback):
 
     def close(self) -> None:
         self._lines.close()
+
+
+_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """The text with the values of environment variables such as ``..._TOKEN`` or ``..._KEY`` blotted out."""
+    for name, value in os.environ.items():
+        if _SECRET_NAME.search(name) and len(value) >= 8:
+            text = text.replace(value, "***")
+    return text
+
+
+class Guarded(Callback):
+    """A watcher that a run can do without: after its first failure it warns once and stays off.
+
+    Args:
+        label: what it is called in the warning.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.failed = False
+
+    def guard(self, doing: str, work: Callable[..., object], *arguments: object) -> None:
+        """Do the work unless something failed before; an exception becomes the warning.
+
+        Ctrl-C and the like pass through.
+        """
+        if self.failed:
+            return
+        try:
+            work(*arguments)
+        except Exception as error:
+            self.failed = True
+            reason = without_secrets(str(error)).strip().splitlines()[:1]
+            log.warning(
+                "%s failed while %s (%s) and is off for the rest of this run; the run goes on",
+                self.label,
+                doing,
+                ": ".join([type(error).__name__, *reason]),
+            )

@@ -1,0 +1,60 @@
+"""Words for when memory runs out in a step: how much there was, and what to change by how much."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..errors import RunError
+
+__all__ = ["explained_memory"]
+
+_GIGA = 2**30
+_CPU_SIGN = "DefaultCPUAllocator"
+
+
+@contextlib.contextmanager
+def explained_memory(batch: Any, device: torch.device) -> Iterator[None]:
+    """Turn running out of memory into what to change.
+
+    Args:
+        batch: what was trained on (``zoo.data.loader.Batch``).
+        device: where.
+
+    Raises:
+        RunError: with what was measured and the settings that need less.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch's own out-of-memory error is a RuntimeError
+        out = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+        if not isinstance(error, out | MemoryError) and _CPU_SIGN not in str(error):
+            raise
+        pixels = sum(view.shape[0] * view.shape[-1] * view.shape[-2] for view in batch.views)
+        views = ", ".join(f"{view.shape[0]} of {view.shape[-1]} px" for view in batch.views)
+        raise RunError(
+            f"Memory ran out on {device} in a step of {batch.size} images ({views}; {pixels / 1e6:.0f} million "
+            f"pixels){_used(device)}.",
+            fix="what a step needs grows with these pixels. From the least change to the greatest: "
+            "--set engine.accumulate=2 (the same batch in two parts, about half the memory), "
+            "--set engine.activation_checkpointing=true (about a third, a quarter slower), "
+            "--precision bfloat16 (about half of float32), smaller or fewer crops (views.size, views.count), "
+            "or a smaller --batch-size (with optimizer.lr in proportion)",
+        ) from error
+
+
+def _used(device: torch.device) -> str:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return f"; of {total / _GIGA:.1f} GB this process held up to {peak / _GIGA:.1f} GB, {free / _GIGA:.1f} GB are free"
+    try:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    except ImportError:
+        return ""
+    return f"; this process held up to {peak / _GIGA:.1f} GB"
