@@ -28,7 +28,8 @@ from zoo.engine.loop import Callback, Loop
 from zoo.pretrain.config import Recipe
 from zoo.pretrain.methods.config_base import RunShape
 from zoo.pretrain.resolve import parse_assignments, resolve
-from zoo.pretrain.run import build_method
+from zoo.pretrain.session import build_method
+from zoo.engine.collectives import WorldOfOne
 from zoo.probe.features import source_features
 from zoo.probe.knn import knn_accuracy
 
@@ -104,7 +105,8 @@ def _random_trunks(recipe: Recipe, curve: KnnCurve, count: int) -> list[float]:
     )
     seeds = range(recipe.seed + 1, recipe.seed + 1 + count)
     return [
-        curve.accuracy(build_method(recipe.model_copy(update={"seed": seed}), shape).trunk) for seed in seeds
+        curve.accuracy(build_method(recipe.model_copy(update={"seed": seed}), shape, WorldOfOne()).trunk)
+        for seed in seeds
     ]
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from runner import Case, measure
 
-from zoo.data.loader import view_batches
 from zoo.engine.precision import choose_device, choose_precision, processors
 from zoo.pretrain.resolve import resolve
-from zoo.pretrain.run import _Session
+from zoo.pretrain.session import Session
+from zoo.engine.collectives import WorldOfOne
 from zoo.pretrain.rundir import RunFolder
 
 RECIPE = "swav_tiny"
@@ -28,8 +28,9 @@ STEP = 40  # after the prototypes' freeze, at nearly the full learning rate
 TARGET = 1.0
 
 
-def _session(precision: str) -> _Session:
-    return _Session(resolve(RECIPE, options={"precision": precision, "device": "cpu", "data.workers": 0}))
+def _session(precision: str) -> Session:
+    resolved = resolve(RECIPE, options={"precision": precision, "device": "cpu", "data.workers": 0})
+    return Session(resolved, choose_device("cpu"), WorldOfOne())
 
 
 def _steps(precision: str, batches: list, threads: int) -> Callable[[], None]:
@@ -55,9 +56,7 @@ def main() -> int:
     session = _session("float32")
     batches = list(
         itertools.islice(
-            view_batches(
-                session.source, session.plan, session.order, first_step=0, last_step=BATCHES, workers=0
-            ),
+            session.images.batches(0, BATCHES, device),
             BATCHES,
         )
     )

@@ -233,3 +233,65 @@ def test_safetensors_own_disk_error_is_understood(tmp_path):
     with pytest.raises(OSError) as caught:
         write_safetensors(tmp_path / "no such folder" / "x.safetensors", {"a": torch.ones(1)})
     assert caught.value.errno == errno.ENOENT
+
+
+def test_milestones_stay(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1, keep_every=4)
+    for step in (2, 4, 6, 8, 10, 11):
+        save(folder, step)
+    assert folder.steps() == [4, 8, 11]
+
+
+def test_a_process_beyond_those_that_saved_gets_no_local_state(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 2)
+    assert folder.load(2, rank=0).local == {"rank": 0}
+    found = folder.load(2, rank=1)
+    assert found.local is None
+    assert found.shared["value"].tolist() == [2.0] * 3
+    assert folder.newest(rank=5)[0].local is None
+    assert folder.load_locals(2) == [{"rank": 0}]
+
+
+def test_what_was_loaded_does_not_depend_on_the_file(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = save(folder, 2)
+    found = folder.load(2)
+    os.truncate(path / "global.safetensors", 20)
+    assert found.shared["value"].tolist() == [2.0] * 3
+
+
+def test_only_what_is_read_is_hashed_but_everything_must_be_there(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = save(folder, 2)
+    flip_last_bit(path / "rank-0.json")
+    assert folder.load(2, rank=1).step == 2
+    assert not folder.is_whole(2)
+    for reading in (folder.load, folder.load_locals, folder.verify):
+        with pytest.raises(InputError, match="damaged"):
+            reading(2)
+    (path / "rank-0.json").unlink()
+    with pytest.raises(InputError, match="missing"):
+        folder.load(2, rank=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: [],
+        lambda manifest: {**manifest, "files": None},
+        lambda manifest: {**manifest, "files": {}},
+        lambda manifest: {**manifest, "world_size": 2},
+        lambda manifest: {**manifest, "world_size": "1"},
+        lambda manifest: {**manifest, "step": 3},
+        lambda manifest: {"schema": 1},
+    ],
+)
+def test_a_manifest_that_makes_no_sense(tmp_path, change):
+    folder = CheckpointFolder(tmp_path)
+    path = save(folder, 2)
+    manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+    (path / "manifest.json").write_text(json.dumps(change(manifest)))
+    found, problems = folder.newest()
+    assert found is None
+    assert "step-00000002" in problems[0]

@@ -1,17 +1,16 @@
-"""Pixels: normalisation and blur against the reference's transforms."""
+"""Pixels: normalisation, blur and translation against the reference's transforms."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from zoo.data.views.apply import apply_view, normalize
+from zoo.data.views.apply import blur, normalize, translate_reflect
 from zoo.data.views.params import ViewParams, ViewPlan
 
 from .cases import case_ids, load
@@ -50,28 +49,44 @@ def test_the_views_are_normalised_as_swavs(shared: Path) -> None:
     assert (plan.mean, plan.std) == _statistics(shared, "swav")
 
 
+@pytest.mark.parametrize("name", case_ids("normalize"))
+def test_normalize_of_a_batch_in_channels_last_memory(shared: Path, name: str) -> None:
+    case = load(shared, name)
+    batch = torch.stack([case.inputs["image_hwc"]] * 3).permute(0, 3, 1, 2)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    for output in case.outputs:
+        for row in normalize(batch, *_statistics(shared, output)):
+            case.check(output, row)
+
+
 @pytest.mark.parametrize("name", case_ids("blur_r", without=["blur_random"]))
 def test_blur(shared: Path, name: str) -> None:
     case = load(shared, name)
     pixels = case.inputs["image_hwc"].numpy()
-    height, side, _ = pixels.shape
-    assert side < height <= side + 4  # so that every row lies far from a cut of the squares below
-    want = case.outputs["image_hwc"]
-    half = height // 2
-    # A view is square, the image is not. A row depends on the seven around it at most: the upper square
-    # is the reference's in its upper half, the lower one in its lower half.
-    for top, rows in ((0, slice(0, half)), (height - side, slice(half, height))):
-        view = ViewParams(
-            top=top,
-            left=0,
-            height=side,
-            width=side,
-            size=side,
-            flip=False,
-            jitter=None,
-            jitter_order=(0, 1, 2, 3),
-            gray=False,
-            blur_radius=case.args["radius"],
-        )
-        got = torch.from_numpy(np.array(apply_view(Image.fromarray(pixels), view)))
-        case.compare("image_hwc", got[rows.start - top : rows.stop - top], want[rows])
+    view = _view(pixels.shape[0], blur_radius=case.args["radius"])
+    case.check("image_hwc", torch.from_numpy(blur(pixels, view, ViewPlan(()))))
+
+
+@pytest.mark.parametrize("name", case_ids("amdim_translate"))
+def test_translation(shared: Path, name: str) -> None:
+    case = load(shared, name)
+    moved = translate_reflect(
+        case.inputs["image_hwc"].numpy(), case.args["xtranslation"], case.args["ytranslation"]
+    )
+    case.check("image_hwc", torch.from_numpy(moved))
+
+
+def _view(size: int, **changes: Any) -> ViewParams:
+    plain = ViewParams(
+        top=0,
+        left=0,
+        height=size,
+        width=size,
+        size=size,
+        flip=False,
+        jitter=None,
+        jitter_order=(0, 1, 2, 3),
+        gray=False,
+        blur_radius=None,
+    )
+    return replace(plain, **changes)

@@ -30,7 +30,9 @@ def test_the_run_folder(finished, images):
     run = finished.path
     assert (finished.step, finished.total_steps, finished.exit_code) == (6, 6, 0)
     found = {file.name for file in run.iterdir()}
-    wanted = {"run.json", "recipe.yaml", "environment.json", "data.json", "metrics.jsonl", "checkpoints"}
+    wanted = {"run.json", "recipe.yaml", "environment.json", "data.json", "metrics.jsonl", "checkpoints"} | {
+        "efficiency.json"
+    }
     assert found == wanted | {"run.lock"}
     info = json.loads((run / "run.json").read_text("utf-8"))
     assert info["schema"] == 1
@@ -134,11 +136,15 @@ class Recorder(Callback):
 def test_callbacks_are_called_in_order(images, tmp_path):
     recorder = Recorder()
     train(images, tmp_path / "run", batch_size=12, checkpoint__every_epochs=1, callbacks=(recorder,))
-    assert recorder.calls == [
+    saved = [call for call in recorder.calls if call.startswith("checkpoint")]
+    assert saved == ["checkpoint 2", "checkpoint 4"]  # written in the background, told when done
+    assert recorder.calls.index("checkpoint 2") > recorder.calls.index("epoch 0")
+    assert recorder.calls[-3:] == ["checkpoint 4", "end", "close"]
+    assert [call for call in recorder.calls if call not in saved] == [
         "start",
-        *("batch 0", "step 0", "batch 0", "step 1", "epoch 0", "checkpoint 2"),
+        *("batch 0", "step 0", "batch 0", "step 1", "epoch 0"),
         *("batch 1", "step 2", "batch 1", "step 3", "epoch 1"),
-        *("checkpoint 4", "end", "close"),
+        *("end", "close"),
     ]
 
 

@@ -113,7 +113,7 @@ def test_features_of_a_source(source):
     # By hand: the test transform, and eval mode, in which an image's company doesn't matter.
     trunk.eval()
     for index in range(6):
-        image = resize_and_center(Image.fromarray(source.read(index)), 20, 16)
+        image = resize_and_center(source.read(index), 20, 16)
         inputs = normalize(torch.from_numpy(image.copy()).permute(2, 0, 1)[None], MEAN, STD)
         torch.testing.assert_close(features[index], trunk(inputs)[0].detach(), rtol=1e-4, atol=1e-5)
 
@@ -163,6 +163,6 @@ def test_an_unreadable_image_is_named(tmp_path):
 
 def test_features_without_a_trunk_are_normalised_pixels(source):
     features, _ = source_features(nn.Flatten(), source, {**HOW, "mean": (0.0,) * 3, "std": (1.0,) * 3})
-    image = resize_and_center(Image.fromarray(source.read(2)), 20, 16)
+    image = resize_and_center(source.read(2), 20, 16)
     expected = torch.from_numpy(image.copy()).permute(2, 0, 1).flatten().float() / 255
     torch.testing.assert_close(features[2], expected)
