@@ -24,12 +24,12 @@ from torch import nn
 
 import zoo
 from zoo.data.open import open_source
+from zoo.engine.collectives import WorldOfOne
 from zoo.engine.loop import Callback, Loop
 from zoo.pretrain.config import Recipe
 from zoo.pretrain.methods.config_base import RunShape
 from zoo.pretrain.resolve import parse_assignments, resolve
 from zoo.pretrain.session import build_method
-from zoo.engine.collectives import WorldOfOne
 from zoo.probe.features import source_features
 from zoo.probe.knn import knn_accuracy
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from runner import Case, measure
 
+from zoo.engine.collectives import WorldOfOne
 from zoo.engine.precision import choose_device, choose_precision, processors
 from zoo.pretrain.resolve import resolve
-from zoo.pretrain.session import Session
-from zoo.engine.collectives import WorldOfOne
 from zoo.pretrain.rundir import RunFolder
+from zoo.pretrain.session import Session
 
 RECIPE = "swav_tiny"
 BATCHES = 4

@@ -107,7 +107,7 @@ def test_relabel_follows_the_wanted_order():
 def test_relabel_names_what_it_does_not_know():
     with pytest.raises(InputError) as caught:
         relabel(("cat", "tigr", "cow", "dog"), ("cat", "dog", "tiger"), "a folder")
-    assert "2 classes that the wanted classes don't name: tigr, cow." in caught.value.what
+    assert "2 classes that training (or the class index) doesn't know: tigr, cow." in caught.value.what
     assert caught.value.where == "a folder"
     assert caught.value.fix == "did you mean tiger? known classes: cat, dog, tiger"
 
