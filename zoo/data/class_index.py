@@ -136,7 +136,7 @@ def relabel(source_classes: Sequence[str], wanted: Sequence[str], where: object 
     unknown = [name for name in source_classes if name not in number]
     if unknown:
         raise InputError(
-            f"The images have {'a class' if len(unknown) == 1 else f'{len(unknown)} classes'} that the "
+            f"The images have {'a class' if len(unknown) == 1 else f'{len(unknown)} classes'} that "
             f"training (or the class index) doesn't know: {_some(unknown)}.",
             where=where,
             fix=f"{did_you_mean(unknown[0], wanted)}known classes: {_some(wanted)}",
