@@ -217,7 +217,7 @@ def test_a_class_index_decides_the_numbers(tmp_path):
     source = open_folder(tmp_path, class_names=("other", "class1", "class0"))
     assert source.classes == ("other", "class1", "class0")
     assert [source.label(i) for i in range(4)] == [2, 2, 1, 1]
-    with pytest.raises(InputError, match="a class that training .* doesn't know: class0") as caught:
+    with pytest.raises(InputError, match=r"a class that training .* doesn't know: class0") as caught:
         open_folder(tmp_path, class_names=("clas0", "class1"))
     assert caught.value.where == str(tmp_path)
     assert "did you mean clas0?" in caught.value.fix

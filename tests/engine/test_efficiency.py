@@ -16,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import StopAfter, assert_same_state, go_on, image_folder, train
 from zoo.engine.checkpoint import CheckpointFolder
+from zoo.engine.checkpoint_writer import CheckpointWriter
+from zoo.engine.collectives import WorldOfOne
 from zoo.engine.efficiency import EfficiencyReport, ModuleCalls, flops_of, matrix_peak
 from zoo.engine.loop import Callback, Loop
 from zoo.engine.precision import Precision
@@ -179,7 +181,7 @@ def test_the_loop_goes_through_all_sections(tmp_path):
         precision=Precision("float32", CPU),
         steps_per_epoch=2,
         total_steps=4,
-        checkpoints=CheckpointFolder(tmp_path),
+        checkpoints=CheckpointWriter(CheckpointFolder(tmp_path), WorldOfOne()),
     )
     loop.sections = SectionTimer(Ticks())
     loop.run(StopRequest())
@@ -303,7 +305,7 @@ def test_it_changes_nothing_in_the_run(reported, images, tmp_path):
 
 def test_its_gist_is_logged(images, tmp_path, caplog):
     caplog.set_level(logging.INFO, "zoo")
-    train(images, tmp_path / "run", callbacks=(EfficiencyReport(tmp_path / "report.json"),))
+    train(images, tmp_path / "run")  # a run makes its report by itself
     said = [record.getMessage() for record in caplog.records if "efficiency" in record.getMessage()]
     assert len(said) == 3
     assert "efficiency of 4 steps: " in said[0] and " images/s, " in said[0]

@@ -12,6 +12,7 @@ from torchvision.models.resnet import Bottleneck
 
 from zoo.data.loader import Batch
 from zoo.engine.checkpoint import CheckpointFolder
+from zoo.engine.checkpoint_writer import CheckpointWriter
 from zoo.engine.collectives import WorldOfOne
 from zoo.engine.loop import Callback, Loop, StepRecord
 from zoo.engine.precision import Precision
@@ -142,7 +143,7 @@ def test_the_loop_trains_as_the_reference(shared: Path, name: str, tmp_path: Pat
         precision=Precision("float64", torch.device("cpu")),
         steps_per_epoch=run.per_epoch,
         total_steps=run.total,
-        checkpoints=CheckpointFolder(tmp_path / "checkpoints"),
+        checkpoints=CheckpointWriter(CheckpointFolder(tmp_path / "checkpoints"), WorldOfOne()),
         callbacks=[records],
     )
     loop.run(StopRequest())

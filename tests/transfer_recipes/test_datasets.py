@@ -30,7 +30,7 @@ def test_a_test_part_without_a_class_keeps_the_training_numbers(tmp_path):  # ca
 def test_a_class_that_training_does_not_know_is_named(tmp_path):  # case 10
     class_folders(tmp_path / "train", {"a": 1, "b": 2, "c": 3}, 2)
     class_folders(tmp_path / "val", {"a": 1, "d": 3, "e": 4}, 2, seed=1)
-    with pytest.raises(InputError, match="2 classes that training .* doesn't know: d, e") as caught:
+    with pytest.raises(InputError, match=r"2 classes that training .* doesn't know: d, e") as caught:
         open_labelled(str(tmp_path))
     assert "a, b, c" in caught.value.fix
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from ..data.class_index import read_class_index
+from ..data.decode import ArrayPicture, Picture
 from ..data.loader import Batch, EpochOrder, view_batches
 from ..data.open import open_sources
-from ..data.source import ImageSource, open_picture
+from ..data.source import ImageSource
 from ..data.views.apply import normalize
 from ..data.views.device import recolor_batch
 from ..data.views.maker import PlannedViews, ViewMaker
@@ -27,6 +28,8 @@ from .placement import choose_augment_place
 __all__ = ["OwnTransform", "RunImages", "view_preparer"]
 
 log = logging.getLogger("zoo")
+
+_TRIES = 100
 
 OwnTransform = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
 
@@ -72,9 +75,24 @@ class RunImages:
             )
         self._world = world
         self._plan = recipe.views.plan()
-        self._own = None if own is None else OwnViews(own, open_picture(self.source, 0))
+        self._own = None if own is None else OwnViews(own, self._example())
         self.augment_on = "worker"
         """Where colours and blur are computed; see ``place``."""
+
+    def _example(self) -> Picture:
+        """Any image, to see which views the user's transforms make of it."""
+        skip = self.recipe.data.on_error == "skip"
+        for index in range(min(_TRIES, len(self.source)) if skip else 1):
+            try:
+                return ArrayPicture(self.source.read(index))
+            except InputError:
+                if not skip:
+                    raise
+        raise InputError(
+            f"None of the first {_TRIES} images can be read.",
+            where=self.source.name,
+            fix="check the data: zoo data check",
+        )
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:

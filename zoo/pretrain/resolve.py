@@ -146,7 +146,12 @@ def _add_layer(tree: dict[str, Any], layer: Mapping[str, Any], source: str, sour
     views = layer.get("views")
     name = views.get("preset") if isinstance(views, Mapping) else None
     if name is not None:
-        preset = find_preset(str(name))
+        try:
+            preset = find_preset(str(name))
+        except InputError as error:
+            raise InputError(
+                error.what, where=f"views.preset (from {source}): {name}", fix=error.fix
+            ) from None
         for section in ("views", "evaluation"):
             tree.pop(section, None)
             for key in [key for key in sources if key.startswith(f"{section}.")]:
@@ -165,16 +170,24 @@ def _fit_channels(tree: dict[str, Any], sources: dict[str, str]) -> None:
     channels = data.get("channels", 3) if isinstance(data, dict) else 3
     if channels == 3 or not isinstance(channels, int) or not isinstance(views, dict):
         return
+    # Values of the same file, or typed by the user, are meant; those of other layers were for three channels.
+    meant = {"--set", "option", sources.get("data.channels")}
     defaults = ViewsConfig()
-    values = {"jitter": [*views.get("jitter", defaults.jitter)[:2], 0.0, 0.0], "gray_p": 0.0}
-    for key in ("mean", "std"):
-        given = list(views.get(key, getattr(defaults, key)))
-        if len(given) != channels:
-            values[key] = [round(sum(given) / len(given), 4)] * channels
-    for key, value in values.items():
-        if sources.get(f"views.{key}") not in ("--set", "option"):
-            views[key] = value
-            sources[f"views.{key}"] = f"for {channels} channel{'' if channels == 1 else 's'}"
+    for key in ("mean", "std", "jitter", "gray_p"):
+        given = views.get(key, getattr(defaults, key))
+        numbers = isinstance(given, list | tuple) and given and all(isinstance(v, int | float) for v in given)
+        if sources.get(f"views.{key}") in meant or not (numbers or key == "gray_p"):
+            continue  # what doesn't fit is refused with the other mistakes
+        if key == "gray_p":
+            value: Any = 0.0
+        elif key == "jitter":
+            value = [*given[:2], 0.0, 0.0]
+        elif len(given) == channels:
+            continue
+        else:
+            value = [round(sum(given) / len(given), 4)] * channels
+        views[key] = value
+        sources[f"views.{key}"] = f"for {channels} channel{'' if channels == 1 else 's'}"
 
 
 def _layers(
