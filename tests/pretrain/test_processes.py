@@ -16,8 +16,8 @@ import torch
 
 from tiny import (
     ROOT,
-    assert_same_state,
     as_options,
+    assert_same_state,
     go_on,
     image_folder,
     lines,

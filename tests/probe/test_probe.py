@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
