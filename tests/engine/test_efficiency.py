@@ -154,7 +154,9 @@ class Learner(nn.Module):
         super().__init__()
         self.layer = nn.Linear(2, 1)
 
-    def step(self, views: torch.Tensor, batch: Any, given: Any = None) -> tuple[torch.Tensor, dict[str, float]]:
+    def step(
+        self, views: torch.Tensor, batch: Any, given: Any = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         out = self.layer(views)
         mark("loss")
         return out.square().mean(), {}

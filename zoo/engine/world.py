@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import threading
+import time
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from ..errors import InputError, RunError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from .collectives import Collectives
 
@@ -24,9 +27,11 @@ __all__ = ["open_world", "slurm_environment", "strip_local_rank"]
 
 log = logging.getLogger("zoo")
 
+_STORE_OUTLIVES = "TORCHELASTIC_USE_AGENT_STORE"
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT_S = 3600.0  # the first process may do something long (judge, download) while the others wait
 _LEAVE_S = 5.0
+_OF_AN_EXCHANGE = re.compile(r"gloo|NCCL")
 _LOCAL_RANK = re.compile(r"--local[-_]rank(?:=(.*))?", re.DOTALL)
 
 
@@ -41,7 +46,7 @@ def open_world(device: torch.device) -> Iterator[Collectives]:
 
     Raises:
         InputError: an incomplete or impossible environment.
-        RunError: the processes did not find one another.
+        RunError: the processes did not find one another; or, while the context lasted, lost one another.
     """
     place = _find_place(device.type == "cuda")
     if place is None:
@@ -55,11 +60,18 @@ def open_world(device: torch.device) -> Iterator[Collectives]:
     world = _enter(place, device)
     try:
         yield world
-    except BaseException:
+    except BaseException as error:
         # Closing waits for exchanges under way, and a process that failed must not wait for the others.
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
         leaving.start()
         leaving.join(_LEAVE_S)
+        if isinstance(error, RuntimeError) and _OF_AN_EXCHANGE.search(str(error)):
+            raise RunError(
+                f"An exchange with the other processes failed ({_first_line(error)}); this is number "
+                f"{world.rank} of {world.world_size}.",
+                where=place.address,
+                fix="most likely another one failed or was killed: see what it said; then go on with the run",
+            ) from error
         raise
     dist.destroy_process_group()
 
@@ -92,6 +104,7 @@ def _enter(place: _Place, device: torch.device) -> Collectives:
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
+            store=_own_corner(place) if os.environ.get(_STORE_OUTLIVES) == "True" else None,
             rank=place.rank,
             world_size=place.world_size,
             timeout=place.timeout,
@@ -99,15 +112,48 @@ def _enter(place: _Place, device: torch.device) -> Collectives:
         world = TorchWorld(place.local_rank, timeout=place.timeout)
         world.barrier()  # nccl connects at the first exchange: let it fail here, with advice
     except (RuntimeError, ValueError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"The {place.world_size} processes did not find one another ({reason}); this is number {place.rank}.",
+            f"The {place.world_size} processes did not find one another ({_first_line(error)}); this is number "
+            f"{place.rank}.",
             where=place.address,
             fix="check that all of them were started and are alive, that they can reach this address, and "
             "that its port is free (MASTER_ADDR, MASTER_PORT); on machines with several networks name the "
             "right one in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME; ZOO_TIMEOUT_S is how long they wait",
         ) from error
     return world
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _own_corner(place: _Place) -> Store:
+    """A part of torchrun's store that only the processes of this start know.
+
+    The agents keep the store when they start their processes again. The addresses of the dead ones are still
+    in it, under names that the new ones use as well: who is early would take them for its partners'. So each
+    process calls with a number that nobody had before it, and the first one answers with the name of the part.
+    """
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+    store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=place.timeout))
+    mine = uuid.uuid4().hex
+    if place.rank:
+        store.set(f"zoo/call/{place.rank}", mine)
+        corner = store.get(f"zoo/answer/{mine}").decode()
+        store.add(f"zoo/here/{corner}", 1)
+        return PrefixStore(corner, store)
+    end, answered = time.monotonic() + place.timeout.total_seconds(), set()
+    while (missing := place.world_size - 1 - store.add(f"zoo/here/{mine}", 0)) > 0:
+        for call in (f"zoo/call/{rank}" for rank in range(1, place.world_size)):
+            number = store.get(call).decode() if store.check([call]) else None
+            if number is not None and number not in answered:
+                store.set(f"zoo/answer/{number}", mine)
+                answered.add(number)
+        if time.monotonic() > end:
+            raise RuntimeError(f"{missing} of the others did not come")
+        time.sleep(0.01)
+    return PrefixStore(mine, store)
 
 
 def _find_place(on_gpu: bool) -> _Place | None:

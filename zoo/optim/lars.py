@@ -59,31 +59,35 @@ class LARS(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            grads = self._adapted(group, params)
-            buffers = []
-            for param in params:
-                state = self.state[param]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(param)
-                buffers.append(state["momentum_buffer"])
-            torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, grads)
-            torch._foreach_add_(params, buffers, alpha=-group["lr"])
+            rates = self._rates(group, params) if group["adapt"] and params else [1.0] * len(params)
+            # On a CPU one parameter goes through all operations while the cache holds it; elsewhere each
+            # operation takes all parameters at once, since starting it is what costs.
+            size = 1 if params and params[0].device.type == "cpu" else max(1, len(params))
+            for first in range(0, len(params), size):
+                self._update(group, params[first : first + size], rates[first : first + size])
         return loss
 
     @staticmethod
-    def _adapted(group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
-        decay = group["weight_decay"]
-        raw = [p.grad for p in params if p.grad is not None]
-        decayed = torch._foreach_add(raw, params, alpha=decay)
-        if not group["adapt"]:
-            return list(decayed)
-        out = []
-        norms = zip(torch._foreach_norm(params), torch._foreach_norm(raw), strict=True)
-        for (p_norm, g_norm), grad, full in zip(norms, raw, decayed, strict=True):
-            rate = group["trust"] * p_norm / (g_norm + decay * p_norm + group["eps"])
-            live = (p_norm != 0) & (g_norm != 0)  # decided on the device: no wait for the GPU
-            out.append(torch.where(live, full * rate, grad))
-        return out
+    def _rates(group: dict[str, Any], params: list[torch.Tensor]) -> list[float]:
+        """What each gradient, its weight decay included, is multiplied by."""
+        p_norm = torch.stack(torch._foreach_norm(params))
+        g_norm = torch.stack(torch._foreach_norm([p.grad for p in params if p.grad is not None]))
+        rate = group["trust"] * p_norm / (g_norm + group["weight_decay"] * p_norm + group["eps"])
+        rate = torch.where(p_norm == 0, 1.0, rate)  # zeros have no decay to leave out
+        # One wait for the device; a thousand tiny kernels would take longer.
+        return torch.where(g_norm == 0, 0.0, rate).tolist()
+
+    def _update(self, group: dict[str, Any], params: list[torch.Tensor], rates: list[float]) -> None:
+        buffers = []
+        for param in params:
+            state = self.state[param]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(param)
+            buffers.append(state["momentum_buffer"])
+        grads = [p.grad for p in params if p.grad is not None]
+        steps = torch._foreach_add(grads, params, alpha=group["weight_decay"])
+        if group["adapt"]:
+            torch._foreach_mul_(steps, rates)
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, steps)
+        torch._foreach_add_(params, buffers, alpha=-group["lr"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,14 +258,17 @@ class Session:
         """The method's step; with several processes, in DDP, which averages gradients over them."""
         if self.world.world_size == 1:
             return self.method.step
-        return DistributedDataParallel(
-            _Step(self.method),
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            # Buffers are a process's own (a queue), or alike anyway (synchronised norms), or, where norms are
-            # not synchronised, those of rank 0 are saved: as if they were broadcast before each pass.
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-        )
+        with warnings.catch_warnings():
+            # What newer versions of torch would rather have called otherwise is all that older ones know.
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(
+                _Step(self.method),
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                # Buffers are a process's own (a queue), or alike anyway (synchronised norms), or, where norms
+                # are not synchronised, those of rank 0 are saved: as if they were broadcast before each pass.
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
 
     def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:
         checkpoint, problems = loop.checkpoints.folder.newest_for(self.world)

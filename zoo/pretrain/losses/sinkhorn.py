@@ -6,8 +6,6 @@ reference code, whose order (prototypes first, samples last) is kept.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ...engine.collectives import Collectives, WorldOfOne
@@ -15,6 +13,10 @@ from ...engine.collectives import Collectives, WorldOfOne
 __all__ = ["harden", "promote", "sinkhorn"]
 
 _ALONE = WorldOfOne()
+
+# Iterations that one exponentiation serves. Each may spread the scalings by the number of samples times that
+# of prototypes; before that leaves float32's range they are taken into the logarithms.
+_AT_A_TIME = 3
 
 
 def promote(tensor: torch.Tensor) -> torch.Tensor:
@@ -28,9 +30,12 @@ def sinkhorn(
 ) -> torch.Tensor:
     """Codes Q* = Diag(u) exp(scores / epsilon) Diag(v) (eq. 5), each row scaled to sum to 1.
 
-    Works on logarithms, so that it stays finite where exp(scores / epsilon) overflows and where
-    a shift by the largest score would leave a row of zeros. With several processes each passes its
-    own rows; what is exchanged is K maxima and K sums an iteration, whatever the batch.
+    Three iterations are products with the same exponentials. These are taken of logarithms shifted by the
+    largest one of each prototype and then of each sample, so none exceeds 1, and each prototype and each
+    sample has one that is 1: nothing overflows, and no sum vanishes where a shift by the largest score of
+    all would leave zeros.
+    With several processes each passes its own rows; what is exchanged is K maxima, and K sums an
+    iteration, whatever the batch.
 
     Args:
         scores: (B, K) similarities, before any temperature; all rows of the batch on one process.
@@ -41,29 +46,29 @@ def sinkhorn(
     Returns:
         (B, K) codes, float64 for float64 scores and float32 otherwise.
     """
-    logits = promote(scores) / epsilon
-    batch = logits.shape[0] * world.world_size
-    count = logits.shape[1]
-    # log Q = logits + f (a value for each prototype) + g (a value for each sample)
-    f = logits.new_zeros(1, count)
-    if iterations == 0:
-        total = _logsumexp(logits.reshape(-1, 1), world).squeeze()
-        return torch.exp(logits - total) * batch
-    g = logits.new_zeros(logits.shape[0], 1)
-    for iteration in range(iterations):
-        if iteration > 0:
-            g = -torch.logsumexp(logits + f, dim=1, keepdim=True) - math.log(batch)
-        f = -_logsumexp(logits + g, world) - math.log(count)
-    # The last normalisation, over each sample's prototypes, makes the row a distribution.
-    return torch.softmax(logits + f, dim=1)
-
-
-def _logsumexp(values: torch.Tensor, world: Collectives) -> torch.Tensor:
-    """Log of the sum of exponentials over all samples of all processes: (B, K) -> (1, K)."""
-    if world.world_size == 1:
-        return torch.logsumexp(values, dim=0, keepdim=True)
-    top = world.max_(values.amax(dim=0, keepdim=True))
-    return world.sum_(torch.exp(values - top).sum(dim=0, keepdim=True)).log() + top
+    with torch.autocast(scores.device.type, enabled=False):  # products in half precision would show
+        if iterations == 0:
+            logits = promote(scores) / epsilon
+            q = logits.sub_(world.max_(logits.amax())).exp_()
+            return q.mul_(len(q) * world.world_size / world.sum_(q.sum()))
+        # log Q = scores / epsilon + f (a value for each prototype) + g (a value for each sample), but for
+        # constants, which each normalisation forgets; Q = Diag(u) q Diag(v).
+        f = -world.max_(promote(scores.amax(dim=0)) / epsilon)
+        v = torch.ones_like(f)
+        for iteration in range(iterations):
+            if iteration % _AT_A_TIME == 0:
+                f += v.log()
+                q = promote(scores) / epsilon
+                q += f
+                top = q.amax(dim=1)
+                q.sub_(top[:, None]).exp_()
+                u = top.exp_() if iteration == 0 else 1.0 / q.sum(dim=1)  # at first g is zero
+            else:
+                u = 1.0 / torch.mv(q, v)
+            v = 1.0 / world.sum_(torch.mv(q.T, u))
+        # The last normalisation, over each sample's prototypes, makes the row a distribution.
+        q.mul_(v)
+        return q.div_(q.sum(dim=1, keepdim=True))
 
 
 def harden(codes: torch.Tensor) -> torch.Tensor:
