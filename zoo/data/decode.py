@@ -18,7 +18,6 @@ import re
 import stat
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -105,7 +104,7 @@ def open_image(
 ) -> Picture:
     """Read a picture's bytes and header, within the limits; see ``decode_image``."""
     label = name if name is not None else ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
-    data = source if isinstance(source, bytes) else _read(Path(source), label, how)
+    data = source if isinstance(source, bytes) else _read(source, label, how)
     if how.channels in (1, 3):
         header = jpeg.read_header(data)
         if header is not None:
@@ -118,10 +117,12 @@ def open_image(
     return _PillowPicture(data, label, how)
 
 
-def _read(path: Path, label: str, how: Decoding) -> bytes:
+def _read(path: str | os.PathLike[str], label: str, how: Decoding) -> bytes:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            status = os.fstat(file.fileno())
+        # A pipe under a picture's name would otherwise wait for ever for someone to write into it.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb", buffering=0) as file:
+            status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(
                     "This is a pipe, a socket or a device, not a file.",
@@ -134,7 +135,7 @@ def _read(path: Path, label: str, how: Decoding) -> bytes:
                     where=label,
                     fix=_limit("max_bytes"),
                 )
-            return file.read()
+            return file.readall()
     except FileNotFoundError:
         raise InputError(
             "The image file is not there (any more).", where=label, fix=f"put it back, or {SKIP}"
@@ -151,11 +152,6 @@ def _read(path: Path, label: str, how: Decoding) -> bytes:
             where=label,
             fix=f"check the file's permissions and the disk, or {SKIP}",
         ) from error
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # A pipe under a picture's name would otherwise wait for ever for someone to write into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _limit(name: str) -> str:

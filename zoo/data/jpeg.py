@@ -94,6 +94,8 @@ def orientation(data: bytes) -> int | None:
                 exif = data[start:end]
             elif data.startswith(_XMP, start):
                 xmp = data[start:end]
+        if not exif and not xmp:
+            return 1
         tags = Image.Exif()
         tags.load(exif)
         value = tags.get(_ORIENTATION, 0)
