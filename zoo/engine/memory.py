@@ -39,9 +39,9 @@ def explained_memory(batch: Any, device: torch.device) -> Iterator[None]:
             f"Memory ran out on {device} in a step of {batch.size} images ({views}; {pixels / 1e6:.0f} million "
             f"pixels){_used(device)}.",
             fix="what a step needs grows with these pixels. From the least change to the greatest: "
-            "--set engine.accumulate=2 (the same batch in two parts, about half the memory), "
-            "--set engine.activation_checkpointing=true (about a third, a quarter slower), "
-            "--precision bfloat16 (about half of float32), smaller or fewer crops (views.size, views.count), "
+            "--set engine.accumulate=2 (the same batch in two parts, half the activations at a time), "
+            "--set engine.activation_checkpointing=true (activations inside a block are computed twice instead of kept), "
+            "--precision bfloat16 (half the bytes of float32), smaller or fewer crops (views.size, views.count), "
             "or a smaller --batch-size (with optimizer.lr in proportion)",
         ) from error
 
