@@ -23,7 +23,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,7 +45,7 @@ from zoo.pretrain.rundir import RunFolder
 from zoo.pretrain.session import Session
 from zoo.tensors import seeded
 
-__all__ = ["PlainNetwork", "PlainStep", "make_views", "our_step"]
+__all__ = ["PlainLARS", "PlainNetwork", "PlainStep", "make_views", "normalized", "our_step"]
 
 RECIPE = "swav_rn50_800ep"
 GROUPS = ((224, 2), (96, 6))  # side, views
@@ -68,11 +68,14 @@ def make_views(batch: int, groups: tuple[tuple[int, int], ...] = GROUPS) -> list
 
 
 def our_step(
-    batch: int, device: str = "cpu", views: list[torch.Tensor] | None = None, **options: Any
+    batch: int,
+    device: str = "cpu",
+    views: list[torch.Tensor] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Step, Session]:
     """A function that trains on one batch as a run does and gives the loss; nothing is written."""
     given = {"device": device, "data.workers": 0, "batch_size": batch, "data.sources": ["builtin:photos"]}
-    resolved = resolve(RECIPE, options={**given, **{k.replace("__", "."): v for k, v in options.items()}})
+    resolved = resolve(RECIPE, options={**given, **(options or {})})
     session = Session(resolved, choose_device(device), WorldOfOne())
     loop = session._loop(RunFolder(Path("unused")), [])
     loop.learner.train()
@@ -87,7 +90,7 @@ def our_step(
 
 
 class PlainNetwork(nn.Module):
-    """Trunk, head and prototypes; a list of views to scores (V * B, K). Initialised as the recipe's are."""
+    """Trunk, head and prototypes in the simplest words, initialised as the recipe's are."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -99,48 +102,80 @@ class PlainNetwork(nn.Module):
             )
             self.prototypes = nn.Linear(128, PROTOTYPES, bias=False)
 
+    @torch.no_grad()
+    def normalize(self) -> None:
+        self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
+
     def forward(self, views: list[torch.Tensor]) -> torch.Tensor:
+        """Normalised views to scores, (V * B, K)."""
         features = torch.cat([self.trunk(group) for group in views])
         return self.prototypes(F.normalize(self.head(features), dim=1))  # type: ignore[no-any-return]
 
+    def loss(self, scores: torch.Tensor, batch: int) -> torch.Tensor:
+        return plain_loss(scores, batch)
 
-class PlainStep:
-    """The step in float32, in the simplest words.
 
-    Args:
-        views: normalised.
-        batch: images.
-        lr: the learning rate.
-    """
+class PlainLARS(torch.optim.SGD):
+    """Each gradient, its decay included, times the ratio of norms, parameter by parameter; then SGD."""
 
-    def __init__(self, views: list[torch.Tensor], batch: int, lr: float) -> None:
-        self.network = PlainNetwork().train()
-        self.views = views
-        self.batch = batch
-        self.weight_decay = 1e-6
-        self.sgd = torch.optim.SGD(self.network.parameters(), lr=lr, momentum=0.9)
-
-    def __call__(self) -> float:
-        prototypes = self.network.prototypes
-        with torch.no_grad():
-            prototypes.weight.copy_(F.normalize(prototypes.weight, dim=1))
-        loss = plain_loss(self.network(self.views), self.batch)
-        self.sgd.zero_grad()
-        loss.backward()
-        self.adapt()
-        self.sgd.step()
-        return loss.item()
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, lr=lr, momentum=0.9)
+        self.decay = 1e-6
 
     @torch.no_grad()
-    def adapt(self) -> None:
-        """LARS: each gradient, its decay included, times the ratio of norms."""
-        for parameter in self.network.parameters():
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
             gradient = parameter.grad
-            assert gradient is not None
             p_norm, g_norm = parameter.norm(), gradient.norm()
             if p_norm != 0 and g_norm != 0:
-                rate = 0.001 * p_norm / (g_norm + self.weight_decay * p_norm + 1e-8)
-                gradient.add_(parameter, alpha=self.weight_decay).mul_(rate)
+                rate = 0.001 * p_norm / (g_norm + self.decay * p_norm + 1e-8)
+                gradient.add_(parameter, alpha=self.decay).mul_(rate)
+        super().step()
+
+
+class PlainStep:
+    """A training step in the simplest words.
+
+    Args:
+        network: has ``normalize``, ``forward`` and ``loss`` as ``PlainNetwork`` does.
+        optimizer: over its parameters.
+        views: normalised, where the network is.
+        batch: images.
+        half: what to autocast to, if to anything.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        optimizer: torch.optim.Optimizer,
+        views: list[torch.Tensor],
+        batch: int,
+        half: torch.dtype | None = None,
+    ) -> None:
+        self.network = network.train()
+        self.optimizer = optimizer
+        self.views = views
+        self.batch = batch
+        self.device = views[0].device.type
+        self.half = half
+        self.scaler = torch.amp.GradScaler(self.device, enabled=half is torch.float16)
+
+    def __call__(self) -> float:
+        self.network.normalize()
+        with torch.autocast(self.device, dtype=self.half, enabled=self.half is not None):
+            loss = self.network.loss(self.network(self.views).float(), self.batch)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.item()
+
+
+def normalized(views: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The recipe's normalisation, in torch's default memory format."""
+    plan = resolve(RECIPE).recipe.views.plan()
+    mean, std = (torch.tensor(v, device=views[0].device).view(3, 1, 1) for v in (plan.mean, plan.std))
+    return [((view / 255.0 - mean) / std).contiguous() for view in views]
 
 
 def _serve(side: str, batch: int) -> None:
@@ -148,7 +183,6 @@ def _serve(side: str, batch: int) -> None:
     with torch.no_grad():
         nn.Conv2d(3, 8, 3)(torch.zeros(1, 3, 8, 8))  # what is loaded at first use is loaded now
     views = make_views(batch)
-    plan = resolve(RECIPE).recipe.views.plan()
     Path("/proc/self/clear_refs").write_text("5", "ascii")  # the high-water mark starts from here
     before = resident("VmRSS")
     about: dict[str, Any] = {}
@@ -160,8 +194,8 @@ def _serve(side: str, batch: int) -> None:
         about["precision"] = session.precision.name
         about["flops"] = flops_of(calls.calls)
     else:
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (plan.mean, plan.std))
-        step = PlainStep([((v / 255.0 - mean) / std).contiguous() for v in views], batch, lr=0.3)
+        network = PlainNetwork()
+        step = PlainStep(network, PlainLARS(network.parameters(), lr=0.3), normalized(views), batch)
         about["first_loss"] = step()
     for _ in range(WARMUP - 1):
         step()

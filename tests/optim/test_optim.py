@@ -129,3 +129,38 @@ def test_degenerate_warmups(warmup):
     assert all(math.isfinite(rate) and 0 < rate <= 1 for rate in rates)
     assert rates[0] == (1.0 if warmup == 0 else 0.25)
     assert rates[-1] == 1.0 if warmup == 10 else rates[-1] < 0.1
+
+
+def test_parameters_of_a_group_do_not_disturb_one_another():
+    """One that is zero, one without a slope and ordinary ones together are what each is alone."""
+    values = [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0], [0.0, 0.0], [-2.0, 0.5]]
+    grads = [[0.6, 0.8], [0.5, -1.0], [0.0, 0.0], [0.0, 0.0], [1e-3, 7.0]]
+    together = [parameter(*value, grad=grad) for value, grad in zip(values, grads, strict=True)]
+    alone = [parameter(*value, grad=grad) for value, grad in zip(values, grads, strict=True)]
+    settings = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.1, "trust": 0.01}
+    optimizers = [LARS(together, **settings), *(LARS([p], **settings) for p in alone)]
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [p.tolist() for p in together] == [p.tolist() for p in alone]
+    assert together[2].tolist() == values[2]
+    assert together[3].tolist() == values[3]
+
+
+def test_all_parameters_at_once_are_what_they_are_one_by_one():
+    """At once is what devices other than the CPU get."""
+    torch.manual_seed(3)
+    start = [torch.randn(shape) for shape in ((4, 3), (5,), (2, 3, 3, 3))]
+    one_by_one, at_once = ([nn.Parameter(value.clone()) for value in start] for _ in range(2))
+    lars = LARS(one_by_one, lr=0.3, weight_decay=0.1)
+    other = LARS(at_once, lr=0.3, weight_decay=0.1)
+    for _ in range(2):
+        for p, q in zip(one_by_one, at_once, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        lars.step()
+        group = other.param_groups[0]
+        with torch.no_grad():
+            other._update(group, at_once, other._rates(group, at_once))
+    assert all(map(torch.equal, one_by_one, at_once))
+    assert not torch.equal(one_by_one[0], start[0])
