@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -55,8 +53,6 @@ def check(
 ) -> None:
     """Read every image once, completely, and list the ones that can't be used (exit code 1 if there are any)."""
     set_up_notes(quiet)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # file names can be no text in any encoding
-        sys.stdout.reconfigure(errors="backslashreplace")
     from zoo.data.check import check_images
     from zoo.data.decoding import PLAIN, Decoding
     from zoo.data.open import open_source

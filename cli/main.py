@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -51,6 +52,9 @@ def main(
 def run(arguments: list[str] | None = None) -> None:
     """Run the command line and leave with the exit code of the contract."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names can be no text in any encoding
+            stream.reconfigure(errors="backslashreplace")
     from zoo.engine.world import strip_local_rank
 
     words, _ = strip_local_rank(words)  # old launchers append it

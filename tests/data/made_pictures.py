@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+import signal
 import struct
 import zlib
 from collections.abc import Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image, ImageOps
 
 from tiny import pixels
+from zoo.data.decode import decode_image
+from zoo.data.decoding import PLAIN
+from zoo.errors import InputError
 
+SKIP = "--on-error skip"
 ORIENTED = {
     # EXIF value -> what a camera held that way stores of an upright picture
     1: lambda a: a,
@@ -120,3 +127,24 @@ def tiff(width: int, height: int, strip: bytes, bits: int = 8, photometric: int 
     tags[273] = 8 + 2 + 12 * (len(tags) + 1) + 4  # the strip follows the only directory
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, tags[tag]) for tag in sorted(tags))
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + strip
+
+
+def refused(source, *words, how=PLAIN, fix=SKIP):
+    """Decode what can't be decoded; the message is one line, names the file and holds the words."""
+    with pytest.raises(InputError) as caught:
+        decode_image(source, name="some.file" if isinstance(source, bytes) else None, how=how)
+    error = caught.value
+    assert error.where == ("some.file" if isinstance(source, bytes) else str(source))
+    assert len(error.what.splitlines()) == 1
+    for word in words:
+        assert word in error.what
+    assert fix in error.fix
+    return error
+
+
+@contextmanager
+def no_hanging(seconds=30):
+    """A test that would wait for ever is ended (by the alarm's default: with the whole process)."""
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)

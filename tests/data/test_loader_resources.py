@@ -338,11 +338,10 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 
 
 def test_too_little_shared_memory_is_told_beforehand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    groups = ((224, 2), (96, 6))
     batch = 32 * 3 * (2 * 224**2 + 6 * 96**2)
     little_memory(monkeypatch, 64 * 2**20)  # docker's default
     with pytest.raises(RunError) as caught:
-        check_shared_memory(groups, 32, workers=8, ahead=2, folder=tmp_path)
+        check_shared_memory(batch, workers=8, ahead=2, folder=tmp_path)
     need, batches, size, free = map(float, re.findall(r"[\d.]*\d", caught.value.what))
     assert need == pytest.approx(17 * batch / 2**20, abs=0.1)
     assert (batches, free) == (17, 64)
@@ -351,24 +350,23 @@ def test_too_little_shared_memory_is_told_beforehand(monkeypatch: pytest.MonkeyP
     assert "--shm-size" in (caught.value.fix or "")
     advised = re.match(r"use at most (\d+) worker", caught.value.fix or "")
     assert advised is not None
-    check_shared_memory(groups, 32, int(advised[1]), 2, tmp_path)  # the advice is right ...
+    check_shared_memory(batch, int(advised[1]), 2, tmp_path)  # the advice is right ...
     with pytest.raises(RunError):
-        check_shared_memory(groups, 32, int(advised[1]) + 1, 2, tmp_path)  # ... and not too careful
+        check_shared_memory(batch, int(advised[1]) + 1, 2, tmp_path)  # ... and not too careful
 
 
 def test_shared_memory_that_suffices_exactly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    groups = ((64, 1),)
     batch = 64 * 64 * 3 * 4
     little_memory(monkeypatch, 3 * batch)
-    check_shared_memory(groups, 4, 1, 2, tmp_path)
+    check_shared_memory(batch, 1, 2, tmp_path)
     little_memory(monkeypatch, 3 * batch - 4096)
     with pytest.raises(RunError, match="3 batches") as caught:
-        check_shared_memory(groups, 4, 1, 2, tmp_path)
+        check_shared_memory(batch, 1, 2, tmp_path)
     assert (caught.value.fix or "").startswith("use --workers 0")
 
 
 def test_a_system_without_shared_memory_folder_is_not_judged(tmp_path: Path) -> None:
-    check_shared_memory(((224, 8),), 4096, 64, 2, tmp_path / "absent")
+    check_shared_memory(2**40, 64, 2, tmp_path / "absent")
 
 
 @pytest.fixture()

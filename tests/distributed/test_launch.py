@@ -65,7 +65,8 @@ def notes(name: str) -> list[str]:
     ],
 )
 def test_exit_codes(codes: list[int], code: int) -> None:
-    assert launch(script(f"sys.exit({codes}[rank])"), 2) == code
+    both_started = 'wait_for("started-0-0", "started-0-1")'
+    assert launch(script(f"{both_started}\nsys.exit({codes}[rank])"), 2) == code
     assert notes("started") == ["0-0", "0-1"]
 
 
@@ -131,7 +132,8 @@ def test_a_killed_process_restarts_the_group(caplog: pytest.LogCaptureFixture) -
 
 
 def test_restarts_are_counted() -> None:
-    assert launch(script("sys.exit(rank)"), 2, max_restarts=2) == 1
+    all_started = 'wait_for(f"started-{restart}-0", f"started-{restart}-1")'
+    assert launch(script(f"{all_started}\nsys.exit(rank)"), 2, max_restarts=2) == 1
     assert notes("started") == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
 
 

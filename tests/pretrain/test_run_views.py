@@ -31,6 +31,7 @@ from zoo.engine.collectives import WorldOfOne
 from zoo.engine.precision import choose_precision
 from zoo.errors import EXIT_SAVED, InputError
 from zoo.pretrain.images import RunImages, view_preparer
+from zoo.pretrain.publish import read_run
 from zoo.pretrain.resolve import resolve
 
 
@@ -272,3 +273,25 @@ def test_a_preset_trains(images, tmp_path):
     recipe = resolve(run.path / "recipe.yaml").recipe
     assert (recipe.views.preset, recipe.views.blur_p, recipe.evaluation.crop) == ("small-32", 0.0, 32)
     assert run.exit_code == 0
+
+
+# --- what belongs to a run, wherever it is taken up ---
+
+
+def test_own_views_leave_no_colours_for_the_device(images, tmp_path):
+    with pytest.raises(InputError, match="nothing is left for the device"):
+        pretrain(images, tmp_path / "run", overrides={"data.augment_on": "device"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_index_is_found_from_another_folder_and_not_published(images, tmp_path, monkeypatch):
+    names = sorted(folder.name for folder in images.iterdir())
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    monkeypatch.chdir(tmp_path)
+    train(images, tmp_path / "run", epochs=1, data__class_index="classes.txt", checkpoint__copy_to="copies")
+    assert list((tmp_path / "copies").iterdir())
+    monkeypatch.chdir("/")
+    assert go_on(tmp_path / "run", epochs=2).step == 6
+    public = read_run(tmp_path / "run")[0].recipe
+    assert public["data"]["class_index"] == "classes.txt"
+    assert public["checkpoint"]["copy_to"] is None

@@ -289,7 +289,8 @@ def view_batches(
         RunError: no shared memory or file handles for the workers, or one of them was killed.
     """
     if workers:
-        check_shared_memory(maker.groups, order.batch_size // order.world_size, workers, _PREFETCH)
+        images = order.batch_size // order.world_size
+        check_shared_memory(images * maker.image_bytes, workers, _PREFETCH)
         raise_handle_limit(workers)
     loader: DataLoader[Batch | ZooError] = DataLoader(
         _ViewDataset(source, maker, order.seed, skip_bad),

@@ -46,8 +46,7 @@ _DEATH_NOTICE = 1.0  # seconds
 
 
 def check_shared_memory(
-    groups: tuple[tuple[int, int], ...],
-    batch_size: int,
+    batch: int,
     workers: int,
     ahead: int,
     folder: Path = _SHARED_MEMORY,
@@ -58,8 +57,7 @@ def check_shared_memory(
     before: for the batches on their way, and the one that training holds.
 
     Args:
-        groups: (size, count) of an image's views, RGB.
-        batch_size: images a batch.
+        batch: bytes of a batch.
         workers: data processes.
         ahead: how many batches each of them can be ahead.
         folder: where shared memory is mounted.
@@ -71,7 +69,6 @@ def check_shared_memory(
         status = os.statvfs(folder)
     except (OSError, AttributeError):  # no such place on this system
         return
-    batch = batch_size * sum(size * size * 3 * count for size, count in groups)
     batches = workers * ahead + 1
     free = status.f_bavail * status.f_frsize
     if batch * batches <= free:

@@ -75,6 +75,12 @@ class RunImages:
             )
         self._world = world
         self._plan = recipe.views.plan()
+        if own is not None and recipe.data.augment_on == "device":
+            raise InputError(
+                "Your own transforms make their colours themselves: nothing is left for the device.",
+                where="data.augment_on",
+                fix="leave --augment-on away",
+            )
         self._own = None if own is None else OwnViews(own, self._example())
         self.augment_on = "worker"
         """Where colours and blur are computed; see ``place``."""

@@ -62,6 +62,8 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
     # Paths on this machine are nobody else's business: sources are published by their last part.
     public = recipe.to_dict()
     public["checkpoint"]["copy_to"] = None
+    index = recipe.data.class_index
+    public["data"]["class_index"] = None if index is None else _public_name(index)
     public["data"]["sources"] = [_public_name(source) for source in recipe.data.sources]
     description = Description(
         arch=recipe.trunk.arch,

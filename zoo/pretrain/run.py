@@ -113,7 +113,7 @@ def start(
     flags = dict(options or {})
     if data is not None:
         flags["data.sources"] = [data] if isinstance(data, str) else list(data)
-    resolved = _absolute_sources(resolve(recipe, overrides, flags))
+    resolved = _absolute_paths(resolve(recipe, overrides, flags))
     check_trackers(trackers)
     with _world_of(resolved.recipe) as (device, world):
         begun = _begun_before(out, world)
@@ -187,7 +187,7 @@ class _TakenUp:
     ) -> None:
         self.folder = RunFolder(path)
         self.info = self.folder.read()
-        self.resolved = _absolute_sources(resolve(self.folder.recipe, overrides, options))
+        self.resolved = _absolute_paths(resolve(self.folder.recipe, overrides, options))
         self.changes = _changes(resolve(self.folder.recipe).recipe, self.resolved.recipe)
         if (views is not None) != self.info.get("own_views", False):
             raise InputError(
@@ -314,16 +314,27 @@ def _was_restarted(counter: str) -> bool:
     return os.environ.get(counter, "0") != "0"
 
 
-def _absolute_sources(resolved: Resolved) -> Resolved:
+def _absolute_paths(resolved: Resolved) -> Resolved:
     """A run goes on from any folder: paths in it don't depend on where it was started."""
-    data = resolved.recipe.data
-    paths = (Path(source).expanduser() for source in data.sources)
-    sources = tuple(
-        str(path.absolute()) if path.exists() else source
-        for source, path in zip(data.sources, paths, strict=True)
-    )
-    update = {"data": data.model_copy(update={"sources": sources})}
-    return Resolved(resolved.recipe.model_copy(update=update), resolved.sources)
+    recipe = resolved.recipe
+    index, copy_to = recipe.data.class_index, recipe.checkpoint.copy_to
+    data = {
+        "sources": tuple(
+            _absolute(source) if Path(source).expanduser().exists() else source
+            for source in recipe.data.sources
+        ),
+        "class_index": index if index is None else _absolute(index),
+    }
+    checkpoint = {"copy_to": copy_to if copy_to is None or ":" in copy_to else _absolute(copy_to)}
+    update = {
+        "data": recipe.data.model_copy(update=data),
+        "checkpoint": recipe.checkpoint.model_copy(update=checkpoint),
+    }
+    return Resolved(recipe.model_copy(update=update), resolved.sources)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _changes(before: Recipe, after: Recipe) -> dict[str, tuple[Any, Any]]:

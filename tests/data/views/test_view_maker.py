@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pillow_views import differences, plain_view
 
@@ -14,6 +15,7 @@ from tiny import pixels
 from zoo.data.decode import ArrayPicture, open_image
 from zoo.data.views.apply import apply_view, cut
 from zoo.data.views.maker import PlannedViews
+from zoo.data.views.own import OwnViews
 from zoo.data.views.params import CropSpec, ViewPlan, shrink_for
 from zoo.data.views.presets import find_preset
 from zoo.keyed import keyed_key
@@ -168,3 +170,14 @@ def test_other_channels(channels):
         assert [view.shape for view in bare] == [view.shape for view in views]
         jittered += params[0].jitter is not None and not np.array_equal(bare[0], views[0])
     assert jittered > 5
+
+
+def test_the_memory_of_an_images_views_is_known_beforehand():
+    five = ViewPlan(
+        (CropSpec(16, 0.3, 1.0), CropSpec(8, 0.3, 1.0)), jitter_p=0, gray_p=0, mean=(0.5,) * 5, std=(0.5,) * 5
+    )
+    picture = ArrayPicture(np.zeros((20, 20, 5), dtype=np.uint8))
+    views, _ = PlannedViews(five).make(picture, 0)
+    assert PlannedViews(five).image_bytes == sum(view.nbytes for view in views) == 5 * (16**2 + 8**2)
+    own = OwnViews(lambda image: [torch.zeros(5, 4, 4), torch.zeros(5, 4, 4)], picture)
+    assert own.image_bytes == 2 * 5 * 16 * 4

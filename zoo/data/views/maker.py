@@ -23,6 +23,11 @@ class ViewMaker(Protocol):
         """(size, count) of each run of consecutive views of one size."""
         ...
 
+    @property
+    def image_bytes(self) -> int:
+        """What the views of one image take in memory."""
+        ...
+
     def make(self, picture: Picture, key: int) -> tuple[Sequence[np.ndarray], Sequence[ViewParams]]:
         """The views, size x size x C each, and their parameters (none, where colours are done already)."""
         ...
@@ -45,6 +50,10 @@ class PlannedViews:
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
         return self.plan.groups
+
+    @property
+    def image_bytes(self) -> int:
+        return sum(size * size * count for size, count in self.groups) * len(self.plan.mean)
 
     def params(self, height: int, width: int, key: int) -> list[ViewParams]:
         """What the views of an image of this size will be, in pixels of the whole image."""

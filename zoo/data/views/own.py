@@ -46,10 +46,15 @@ class OwnViews:
         self._kinds = [_kind(view) for view in views]
         runs = itertools.groupby(self._kinds, key=lambda kind: kind[0])
         self._groups = tuple((size, len(list(run))) for size, run in runs)
+        self._bytes = sum(view.nbytes for view in views)
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
         return self._groups
+
+    @property
+    def image_bytes(self) -> int:
+        return self._bytes
 
     def make(self, picture: Picture, key: int) -> tuple[list[np.ndarray], list[ViewParams]]:
         views = self._run(picture.pixels(), key)
