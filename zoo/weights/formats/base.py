@@ -1,0 +1,96 @@
+"""What reading a file of foreign weights gives: the backbone by our names, and an account of every tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Account", "Dropped", "ForeignModel", "Network"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Which network a trunk is: what ``zoo.models.factory.create_trunk`` takes.
+
+    Args:
+        arch: a key of ``zoo.models.factory.TRUNKS``.
+        stem: see ``zoo.models.resnet.resnet``.
+        base_planes: channels of the stem, if not the architecture's own.
+        options: what else the architecture takes (AMDIM: encoder_size, ndf, n_rkhs, n_depth, use_bn).
+    """
+
+    arch: str
+    stem: str = "imagenet"
+    base_planes: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Tensors of a file that are no part of the backbone.
+
+    Args:
+        what: what they are, e.g. ``projection head``.
+        keys: their names in the file.
+        expected: whether a file of this format has them.
+    """
+
+    what: str
+    keys: tuple[str, ...]
+    expected: bool = True
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where every tensor of a file went; ``matched`` is the whole backbone, or reading has failed.
+
+    Args:
+        matched: tensors of the backbone.
+        prefix: what stood before their names in the file, e.g. ``module.encoder_q.``.
+        dropped: the others.
+    """
+
+    matched: int
+    prefix: str = ""
+    dropped: tuple[Dropped, ...] = ()
+
+    def sentence(self) -> str:
+        """The account in a line, for people."""
+        text = f"{self.matched} of {self.matched} backbone tensors matched"
+        if self.prefix:
+            text += f" under {self.prefix!r}"
+        for group in self.dropped:
+            expected = "as expected" if group.expected else "NOT expected"
+            text += f"; {group.what} ({len(group.keys)} tensors) left out, {expected}"
+        return text
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A backbone out of somebody's file.
+
+    Args:
+        format: name of the format, a key of ``zoo.weights.formats.FORMATS``.
+        what: what the file is, for people, e.g. ``SwAV pretraining weights``.
+        network: which network the trunk is.
+        trunk: its tensors by our names (torchvision's for a ResNet), all of them and no others.
+        heads: projection head, prototypes, queue ... by the names of ``heads.safetensors``.
+        classifier: ``weight`` (classes, F) and ``bias`` (classes) of a linear classifier, or empty.
+        method: who trained it, e.g. ``swav``; ``unknown`` where the file can't tell.
+        preprocessing: mean, std, resize, crop, interpolation.
+        account: where every tensor went.
+        facts: what else the file says, plain JSON: epoch, hyperparameters, metrics.
+    """
+
+    format: str
+    what: str
+    network: Network
+    trunk: dict[str, torch.Tensor]
+    heads: dict[str, torch.Tensor]
+    classifier: dict[str, torch.Tensor]
+    method: str
+    preprocessing: dict[str, Any]
+    account: Account
+    facts: dict[str, Any] = field(default_factory=dict)
