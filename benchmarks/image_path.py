@@ -36,12 +36,12 @@ from transfer.datasets import SubsetImages
 from zoo.data.decode import open_image
 from zoo.data.folder import open_folder
 from zoo.data.loader import EpochOrder, view_batches
-from zoo.data.resources import keep_freed_memory
 from zoo.data.source import ImageSource
 from zoo.data.views.apply import apply_view, normalize
 from zoo.data.views.maker import PlannedViews
 from zoo.data.views.params import ViewPlan, shrink_for
 from zoo.data.views.presets import find_preset
+from zoo.heap import keep_freed_memory
 from zoo.keyed import keyed_key
 
 SMALL_FILES = 1024  # of the small images' folders

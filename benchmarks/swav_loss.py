@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from runner import Case, measure, run_command
 
-from zoo.data.resources import keep_freed_memory
 from zoo.engine.precision import processors
+from zoo.heap import keep_freed_memory
 from zoo.pretrain.losses.sinkhorn import sinkhorn
 from zoo.pretrain.losses.swav import swapped_prediction_loss
 

@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..errors import InputError, ZooError
+from ..heap import keep_freed_memory
 from ..keyed import keyed_key, keyed_permutation, keyed_uniforms
 from .resources import (
     batch_memory,
     check_shared_memory,
     end_workers,
     explained_worker_failures,
-    keep_freed_memory,
     raise_handle_limit,
     settle_worker,
     watch_workers,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import errno
 import math
 import multiprocessing.queues
@@ -32,7 +31,6 @@ __all__ = [
     "check_shared_memory",
     "end_workers",
     "explained_worker_failures",
-    "keep_freed_memory",
     "raise_handle_limit",
     "settle_worker",
     "watch_workers",
@@ -247,17 +245,3 @@ def _end_with_parent(parent: int) -> None:
         time.sleep(_ORPHAN_POLL)
     time.sleep(_ORPHAN_GRACE)
     os._exit(1)
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep freed blocks for its next batch instead of giving them back to the system.
-
-    glibc maps every large block anew, and the first touch of each page costs more than normalising the
-    pixels in it: without this a batch of floats takes four times as long. Other systems: nothing happens.
-    """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # from malloc.h
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
-        mallopt(top_pad, 2**26)

@@ -78,6 +78,7 @@ class RichProgress(Callback):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
+            refresh_per_second=2,  # each drawing takes milliseconds of a processor that has better to do
         )
         self._window = _Window()
         self._task: Any = None

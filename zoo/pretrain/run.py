@@ -217,7 +217,7 @@ def _go_on(
             exit_code=info["stopped"],
             fix=f"go on with: zoo pretrain --resume {folder.path}",
         )
-    session = Session(taken.resolved, device, world, views)
+    session = Session(taken.resolved, device, world, views, info.get("precision"))
     session.images.place(session.method.trunk, device, info.get("augment_on", "worker"))
     same = world.rank != 0 or session.images.source.fingerprint() == folder.data()
     if not all(world.gather_values(same)):

@@ -23,7 +23,7 @@ from ..engine.collectives import Collectives
 from ..engine.dashboards import choose_trackers
 from ..engine.efficiency import EfficiencyReport
 from ..engine.loop import Callback, Loop
-from ..engine.precision import choose_precision, compute_threads
+from ..engine.precision import Precision, choose_precision, compute_threads
 from ..engine.signals import StopRequest
 from ..engine.sync_batchnorm import synchronize_batchnorm
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
@@ -71,6 +71,14 @@ def _build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> t
     return torch.optim.AdamW(groups, betas=config.betas, **shared)
 
 
+def _precision(wanted: str, before: str | None, device: torch.device, world: Collectives) -> Precision:
+    """The same on all processes; ``auto`` stays what it was ``before``, where the device has that."""
+    if wanted == "auto" and before is not None and (before != "float16" or device.type == "cuda"):
+        wanted = before
+    found = choose_precision(wanted, device).name
+    return choose_precision(world.gather_values(found)[0], device)
+
+
 class _Step(nn.Module):
     """The method's step as a forward pass, which is what DDP wraps."""
 
@@ -99,6 +107,7 @@ class Session:
         device: where this process trains.
         world: all processes of the run.
         own_views: the user's transforms.
+        precision: what ``auto`` was when the run was begun, if it was begun before.
     """
 
     def __init__(
@@ -107,6 +116,7 @@ class Session:
         device: torch.device,
         world: Collectives,
         own_views: OwnTransform | None = None,
+        precision: str | None = None,
     ) -> None:
         self.resolved = resolved
         self.world = world
@@ -122,7 +132,7 @@ class Session:
         )
         for warning in recipe.method.check(self.shape):
             log.warning("%s", warning)
-        self.precision = choose_precision(recipe.precision, device)
+        self.precision = _precision(recipe.precision, precision, device, world)
         self.method = build_method(recipe, self.shape, world)
         if device.type == "cpu":
             use_central_tap(self.method.trunk)
