@@ -32,6 +32,9 @@ class Method(nn.Module):
             return split_one_dimensional(self.named_parameters())
         return [{"params": list(self.parameters())}]
 
+    def on_trunk_replaced(self) -> None:
+        """Called when the trunk was given other values before the first step (``--init-from``)."""
+
     def on_epoch_start(self, epoch: int) -> None:
         """Called at step 0 of an epoch, epochs counted from 0."""
 

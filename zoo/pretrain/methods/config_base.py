@@ -18,13 +18,25 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True)
 class RunShape:
-    """The sizes of a run that a method's settings are held against."""
+    """The sizes of a run that a method's settings are held against.
+
+    Args:
+        views: of an image.
+        batch_size: images, over all processes.
+        world_size: processes.
+        steps_per_epoch: whole batches.
+        epochs: of the run.
+        samples: images of the data.
+        classes: names of the images' labels, in order; none where they carry none.
+    """
 
     views: int
     batch_size: int
     world_size: int
     steps_per_epoch: int
     epochs: int
+    samples: int = 0
+    classes: tuple[str, ...] = ()
 
     @property
     def total_steps(self) -> int:
