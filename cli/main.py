@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import data, demo, extract, inspect, models, pretrain, transfer
+from . import convert, data, demo, extract, inspect, models, pretrain, transfer, weights
 from ._errors import report
 
 __all__ = ["app", "run"]
@@ -30,8 +30,12 @@ app.command("publish")(models.publish)
 app.add_typer(transfer.app, name="transfer")
 app.command("results")(transfer.results)
 app.command("extract")(extract.extract)
+app.command("convert")(convert.convert)
 app.command("list")(models.list_models)
 app.command("show")(models.show)
+app.command("verify")(weights.verify)
+app.command("doctor")(weights.doctor)
+app.command("diff")(weights.diff)
 app.command("tag")(models.tag)
 app.command("pull")(models.pull)
 app.command("rm")(models.rm)

@@ -85,9 +85,10 @@ def _ask_licence() -> str:
 
 
 def list_models(as_json: Json = False) -> None:
-    """List the models of the local hub."""
+    """List the models of the local hub, and the released weights of the catalog."""
     from zoo.errors import InputError
     from zoo.weights.hubs.local import LATEST, LocalHub
+    from zoo.weights.listing import catalog_rows
 
     hub = LocalHub()
     rows: list[dict[str, Any]] = []
@@ -103,24 +104,34 @@ def list_models(as_json: Json = False) -> None:
         row = {"model": name, "latest": tags.get(LATEST), "tags": others}
         rows.append({**row, "revisions": len(hub.revisions(name))})
     if as_json:
-        print_json({"schema": 1, "home": str(hub.home), "models": rows})
-    elif not rows:
-        print(f"no models in {hub.home} (publish one with: zoo publish)")
-    else:
+        print_json({"schema": 1, "home": str(hub.home), "models": rows, "catalog": catalog_rows()})
+        return
+    if rows:
         shown = [{**row, "tags": ", ".join(row["tags"])} for row in rows]
         print_table(f"Models in {hub.home}", ["model", "latest", "tags", "revisions"], shown)
+    else:
+        print(f"no models in {hub.home} (publish one with: zoo publish)")
+    released = [{**row, "cached": "yes" if row["cached"] else "no"} for row in catalog_rows()]
+    columns = ["name", "method", "arch", "epochs", "licence", "top1", "cached"]
+    print_table("Released weights (zoo show NAME; zoo.load fetches them)", columns, released)
 
 
 def show(
-    model: Name,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="ORG/NAME[@REVISION] of the local hub, or a released one.")
+    ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash every byte, whatever was checked before.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model is, and check that it is whole."""
+    """Show what a model is, and check that it is whole; of released weights, the catalog's card."""
     from zoo.weights.hubs.local import LocalHub
 
+    released = model.removeprefix("catalog:")
+    if released != model or "/" not in model.removeprefix("local:"):
+        _show_card(released, verify, as_json)
+        return
     name, revision = _split(model)
     bundle = LocalHub().resolve(name, revision)
     checked = bundle.verify(full=verify)
@@ -134,6 +145,24 @@ def show(
     print(
         f"weights  {bundle.weights_sha256}; {'all hashes checked' if checked == 'full' else 'checked before'}"
     )
+
+
+def _show_card(name: str, verify: bool, as_json: bool) -> None:
+    from zoo.errors import InputError
+    from zoo.weights.catalog import find_card
+    from zoo.weights.listing import card_document, card_lines
+
+    card = find_card(name)
+    if verify:
+        raise InputError(
+            "What is shown of released weights is their card, not their file.",
+            where="--verify",
+            fix=f"zoo verify {card.name}",
+        )
+    if as_json:
+        print_json(card_document(card))
+    else:
+        print("\n".join(card_lines(card)))
 
 
 def tag(

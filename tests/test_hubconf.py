@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from tiny import ROOT
-from weights.published import in_fresh_process, isolate, publish
+from weights.published import describe, in_fresh_process, isolate, publish
+from zoo.weights.catalog import CATALOG
 
 # No network, and a helper that the scripts below share.
 OFFLINE = """
@@ -194,22 +195,200 @@ def test_the_entries_take_what_torchvisions_take(hub):
     assert type(plain) is ResNet and type(plain.fc) is nn.Identity and plain.fc.in_features == 512
 
 
-def test_swav_resnet50_is_a_drop_in_for_the_supervised_one(hub):
+# --- entries with released weights ---
+
+ENTRIES = (
+    *("swav_resnet50", "swav_resnet50w2", "swav_resnet50w4", "swav_resnet50w5"),
+    *("deepclusterv2_resnet50", "selav2_resnet50", "moco_v1_resnet50", "moco_v2_resnet50"),
+    *("amdim_medium", "amdim_large"),
+)
+every_entry = pytest.mark.parametrize("entry", ENTRIES)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A checkout, for tests in this process."""
+    return str(checkout(tmp_path_factory.mktemp("hub") / "owner_name_main"))
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A folder with files in the layout of SwAV's release: a pretraining file and its linear classifier."""
     import torch
-    from torch import nn
-    from torchvision.models.resnet import ResNet
 
-    repository = str(hub / "owner_name_main")
+    from zoo.models.factory import create_trunk
 
-    def swav(**arguments):
-        return torch.hub.load(repository, "swav_resnet50", source="local", progress=False, **arguments)
+    folder = tmp_path_factory.mktemp("released")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        state = {f"module.{key}": value for key, value in create_trunk("resnet50").state_dict().items()}
+        for name, shape in {
+            "projection_head.0.weight": (2048, 2048), "projection_head.0.bias": (2048,),
+            "projection_head.1.weight": (2048,), "projection_head.1.bias": (2048,),
+            "projection_head.1.running_mean": (2048,), "projection_head.1.running_var": (2048,),
+            "projection_head.3.weight": (128, 2048), "projection_head.3.bias": (128,),
+            "prototypes.weight": (3000, 128),
+        }.items():  # fmt: skip
+            state[f"module.{name}"] = torch.rand(shape)
+        state["module.projection_head.1.num_batches_tracked"] = torch.tensor(3)
+        torch.save(state, folder / "swav_800ep_pretrain.pth.tar")
+        linear = {"module.linear.weight": torch.randn(1000, 2048), "module.linear.bias": torch.randn(1000)}
+    torch.save(
+        {"epoch": 100, "state_dict": linear, "best_acc": 75.3}, folder / "swav_800ep_eval_linear.pth.tar"
+    )
+    return folder
 
-    bare = swav(pretrained=False)
-    assert type(bare) is ResNet and type(bare.fc) is nn.Identity and bare.fc.in_features == 2048
-    weights = swav(weights="random:resnet50@2")
-    assert not torch.equal(weights.conv1.weight, bare.conv1.weight)
-    assert swav(pretrained=False, num_classes=3).fc.out_features == 3
-    with pytest.raises(ValueError, match="resnet18, not a resnet50"):
-        swav(weights="random:resnet18")
-    with pytest.raises(ValueError, match="pass weights="):
-        swav()
+
+def cards_of(entry):
+    return [card for name, card in CATALOG.items() if name.startswith(f"{entry}.")]
+
+
+def entry_of(repository, entry, **arguments):
+    import torch
+
+    return torch.hub.load(repository, entry, source="local", progress=False, **arguments)
+
+
+@every_entry
+def test_help_names_all_released_weights_and_their_numbers(repository, entry):
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("hubconf_for_help", f"{repository}/hubconf.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert set(ENTRIES) | {"load"} == {
+        name for name, value in vars(module).items() if callable(value) and not name.startswith("_")
+    }
+    told = " ".join(getattr(module, entry).__doc__.split())  # what torch.hub.help prints
+    cards = cards_of(entry)
+    assert f"{cards[0].num_features:,} features" in told and cards[0].licence in told
+    for card in cards:
+        assert (card.file.name if card.file.gone else card.name.partition(".")[2]) in told
+        for metric in card.metrics[:1]:
+            assert str(metric.value) in told
+    assert ("0.228" in told) == (cards[0].preprocessing["std"][0] == 0.228)
+
+
+@every_entry
+def test_an_entry_is_the_best_of_the_catalog_or_what_is_asked_for(repository, entry, monkeypatch):
+    """Without a network and with an empty cache an entry says which file it would fetch."""
+    monkeypatch.delenv("ZOO_MIRROR", raising=False)
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    cards = cards_of(entry)
+    tags = [(card.name.partition(".")[2], card) for card in cards]
+    for weights, card in (None, cards[0]), *tags, (cards[-1].name, cards[-1]):
+        with pytest.raises(Exception, match=rf"{card.file.name} (is not in the cache|any more)") as caught:
+            entry_of(repository, entry, weights=weights)
+        assert type(caught.value).__name__ == "InputError"
+
+
+@every_entry
+def test_the_bare_network_needs_nothing(repository, entry):
+    import torch
+
+    with torch.device("meta"):  # five of them would not fit into a laptop's memory
+        model = entry_of(repository, entry, pretrained=False)
+    card = cards_of(entry)[0]
+    assert model.zoo_info["arch"] == card.arch and model.fc.in_features == card.num_features
+    assert model.transforms().crop_size == [card.preprocessing["crop"]]
+
+
+def test_released_weights_load_once_and_then_without_network_or_mirror(
+    hub, users, released, tmp_path, monkeypatch
+):
+    mirror = tmp_path / "mirror"
+    shutil.copytree(released, mirror)
+    monkeypatch.setenv("ZOO_MIRROR", str(mirror))
+    code = script("""
+import shutil
+hub, second, mirror, users = sys.argv[1:]
+torch.hub.set_dir(hub)
+repository = "owner/name:main"
+assert "400ep_bs256 (74.3)" in torch.hub.help(repository, "swav_resnet50")
+published = torch.load(mirror + "/swav_800ep_pretrain.pth.tar", weights_only=True)
+linear = torch.load(mirror + "/swav_800ep_eval_linear.pth.tar", weights_only=True)["state_dict"]
+def load(**arguments):
+    return torch.hub.load(repository, "swav_resnet50", progress=False, **arguments)
+model = load()
+for key, value in model.state_dict().items():
+    assert torch.equal(value, published["module." + key]), key
+features = run(model)
+assert features.shape == (1, 2048) and torch.equal(features, run(load(weights="800ep")))
+normalise = model.transforms()
+assert normalise.std == [0.228, 0.224, 0.225] and normalise.crop_size == [224]
+assert model.zoo_info["licence"] == "CC-BY-NC-4.0" and model.zoo_info["method"] == "swav"
+logits = run(load(classifier="imagenet1k"))
+assert torch.allclose(logits, features @ linear["module.linear.weight"].T + linear["module.linear.bias"], atol=1e-3)
+assert load(num_classes=5).fc.out_features == 5
+shutil.rmtree(mirror)
+assert torch.equal(run(load()), features) and torch.equal(run(load(classifier="imagenet1k")), logits)
+maps = run(load(features_only=True))
+maps = list(maps.values() if isinstance(maps, dict) else maps)
+assert [m.shape[1] for m in maps][-4:] == [256, 512, 1024, 2048]
+torch.testing.assert_close(maps[-1].mean((2, 3)), features)
+# Another checkout, and a program with a zoo of its own: the cache is all that they share.
+sys.path.insert(0, users)
+import zoo, utils
+other = torch.hub.load(second, "swav_resnet50", source="local", progress=False)
+assert torch.equal(run(other), features) and zoo.MINE == "zoo" and utils.MINE == "utils"
+assert len([name for name in sys.modules if name.startswith("_zoo_hub_") and "." not in name]) == 2
+print("fine")
+""")
+    second = checkout(tmp_path / "second" / "vision")
+    assert in_fresh_process(code, hub, second, mirror, users, cwd=hub).stdout == "fine\n"
+
+
+def test_a_file_of_ones_own_and_other_references(repository, released, monkeypatch):
+    import torch
+
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    published = torch.load(released / "swav_800ep_pretrain.pth.tar", weights_only=True)
+    path = released / "swav_800ep_pretrain.pth.tar"
+    monkeypatch.chdir(released)
+    for weights in (str(path), path, path.name):
+        model = entry_of(repository, "swav_resnet50", weights=weights)
+        assert torch.equal(model.conv1.weight, published["module.conv1.weight"])
+    bare = entry_of(repository, "swav_resnet50", pretrained=False)
+    other = entry_of(repository, "swav_resnet50", weights="random:resnet50@2")
+    assert not torch.equal(other.conv1.weight, bare.conv1.weight)
+    assert entry_of(repository, "swav_resnet50", pretrained=False, num_classes=3).fc.out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "weights", "words", "advice"),
+    [
+        (
+            "swav_resnet50",
+            "random:resnet18",
+            "This is resnet18 with 512 features, not resnet50",
+            "the entry `load`",
+        ),
+        ("swav_resnet50", "me/narrow", "resnet50 with 256 features, not resnet50 with 2048", "`load`"),
+        ("swav_resnet50w2", "random:resnet50", "resnet50 with 2048 features, not resnet50w2", "`load`"),
+        ("swav_resnet50", "80ep", "no such weights", "did you mean 800ep"),
+        ("moco_v1_resnet50", "800ep", "no such weights", "Known: 200ep"),
+    ],
+)
+def test_weights_that_are_no_use_are_refused(repository, entry, weights, words, advice):
+    publish("me/narrow", what=describe(arch="resnet50", num_features=256))
+    with pytest.raises(Exception, match=words) as caught:
+        entry_of(repository, entry, weights=weights)
+    assert type(caught.value).__name__ == "InputError" and advice in caught.value.fix
+
+
+def test_a_small_amdim_is_not_the_released_one(repository, tmp_path):
+    import torch
+
+    from zoo.models.factory import create_trunk
+
+    options = {"encoder_size": 32, "ndf": 8, "n_rkhs": 64, "n_depth": 1}
+    trunk = create_trunk("amdim", options=options)
+    state = {f"encoder.module.{key}": value for key, value in trunk.state_dict().items()}
+    torch.save(
+        {"model": state, "hyperparams": {**options, "use_bn": False}, "cursor": {}}, tmp_path / "small.pth"
+    )
+    with pytest.raises(Exception, match="amdim with 64 features, not amdim with 2048"):
+        entry_of(repository, "amdim_medium", weights=tmp_path / "small.pth")
+    model = entry_of(repository, "load", reference=str(tmp_path / "small.pth")).eval()
+    with torch.no_grad():
+        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 64)

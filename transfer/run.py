@@ -24,7 +24,7 @@ from zoo.loading import load
 from zoo.pretrain.environment import describe_environment
 from zoo.probe.features import source_features
 from zoo.weights.bundle import weights_digest
-from zoo.weights.load import STANDARD_PREPROCESSING
+from zoo.weights.fill import STANDARD_PREPROCESSING
 from zoo.weights.reference import parse_reference
 
 from . import RECIPES

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from .errors import InputError
 
-__all__ = ["read_safetensors", "seeded", "write_safetensors"]
+__all__ = ["read_safetensors", "seeded", "standalone", "write_safetensors"]
 
 
 @contextlib.contextmanager
@@ -26,6 +26,15 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def standalone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values on the CPU, in order, in memory that holds nothing else; copied only if need be.
+
+    What is saved of a view is all of the memory that it lies in: a file that was read may lie there.
+    """
+    tensor = tensor.detach().to("cpu").contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -189,7 +189,7 @@ def crop_groups(case: Case) -> list[torch.Tensor]:
     return [torch.cat([crop for crop in given if crop.shape[-1] == size]) for size in sizes]
 
 
-# Several sets of prototypes at once and the bare trunks of the hub are other families.
+# Several sets of prototypes at once and the bare trunks of the hub have tests of their own.
 @pytest.mark.parametrize(
     "name", case_ids("rn50", without=["rn50_multiprototypes", "rn50_torchvision_hub", "rn50w2_hub"])
 )
@@ -207,6 +207,8 @@ def test_full_size(shared: Path, name: str) -> None:
         case.check("feature_map_eval_mode", maps["layer4"])
     embedding, scores = method([images])
     case.check("pooled", method.embed(images))
+    if name == "rn50w2_full":  # the hub's bare trunk, filled by the same keys
+        load(shared, "rn50w2_hub").check("pooled", method.trunk(images))
     case.check("embedding", embedding)
     case.check("scores", scores)
     views = crop_groups(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import math
 import pickle
@@ -23,7 +24,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import zoo
 from golden import cases
-from zoo.errors import InputError
+from zoo.errors import InputError, ZooError
+from zoo.files import sha256_of
 from zoo.weights.bundle import write_bundle
 
 from .published import describe, in_fresh_process, publish, standard
@@ -173,32 +175,38 @@ def test_a_run_loads_as_its_published_model_does(run):
 
 
 def test_supervised_weights_come_from_torchvisions_cache(monkeypatch, tmp_path):
-    from torchvision.models import resnet18
+    from torchvision.models import ResNet18_Weights, resnet18
 
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
     torch.manual_seed(0)
     state = resnet18().state_dict()
-    asked = {}
-
-    def from_cache(url, **arguments):
-        asked.update(arguments, url=url)
-        return state
-
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", from_cache)
+    file = tmp_path / "made.pth"
+    torch.save(state, file)
+    # torchvision's file names end in the beginning of the file's SHA-256
+    name = f"resnet18-{sha256_of(file)[:8]}.pth"
+    weights = ResNet18_Weights.IMAGENET1K_V1
+    made = dataclasses.replace(weights.value, url=f"https://download.pytorch.org/models/{name}")
+    monkeypatch.setattr(weights, "_value_", made)
+    with pytest.raises(ZooError) as caught:
+        load("supervised:resnet18")
+    assert name in str(caught.value) and "ZOO_OFFLINE" in str(caught.value)
+    folder = tmp_path / "torch" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(b"x" + file.read_bytes())
+    with pytest.raises(ZooError, match="SHA-256"):
+        load("supervised:resnet18")
+    (folder / name).write_bytes(file.read_bytes())
     model = load("supervised:resnet18")
     assert type(model) is TorchvisionResNet and type(model.fc) is nn.Identity
     assert torch.equal(model.conv1.weight, state["conv1.weight"])
-    assert asked["weights_only"] is True and asked["check_hash"] is True
     assert model.transforms().crop_size == [224]
+    assert model.zoo_info["method"] == "supervised"
+    classifier = load("supervised:resnet18", classifier="imagenet1k").fc
+    assert torch.equal(classifier.weight, state["fc.weight"]) and torch.equal(classifier.bias, state["fc.bias"])
     with pytest.raises(InputError, match="no such weights"):
         load("supervised:resnet18@NOPE")
-
-    def offline(url, **_):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
-    with pytest.raises(InputError, match="could not be downloaded") as caught:
-        load("supervised:resnet18")
-    assert "resnet18-" in caught.value.fix
 
 
 # --- wherever that class works ---

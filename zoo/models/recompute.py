@@ -13,8 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from .amdim import Residual
 
 __all__ = ["recompute_blocks", "statistics_kept"]
+
+_BLOCKS = (BasicBlock, Bottleneck, Residual)
 
 
 @contextlib.contextmanager
@@ -54,6 +59,7 @@ class _RecomputedSequential(nn.Sequential):
 
 def recompute_blocks(trunk: nn.Module) -> None:
     """Keep only the inputs of a trunk's residual blocks in training; keys and values stay."""
-    for module in trunk.children():
-        if type(module) is nn.Sequential:
+    for module in trunk.modules():
+        blocks = list(module.children())
+        if type(module) is nn.Sequential and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
             module.__class__ = _RecomputedSequential

@@ -12,18 +12,39 @@ import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
+from ..errors import InputError, did_you_mean
+
 __all__ = ["drop_classifier", "resnet", "stage_features"]
+
+STEMS = ("imagenet", "small", "medium")
+_STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 def drop_classifier(trunk: ResNet, in_features: int) -> None:
     """Put a plain ``nn.Identity`` where the classifier stands, so that the output is pooled features.
 
     It carries ``in_features``, so ``model.fc = nn.Linear(model.fc.in_features, 10)`` works as on the
-    supervised network. ``num_features`` is the same number, by timm's name.
+    supervised network. ``num_features`` is the same number, by timm's name. ``feature_info`` lists the
+    stages of ``stage_features``: (name, channels, reduction), where a map has the image's side divided by
+    ``reduction``, rounded up.
     """
     trunk.fc = nn.Identity()
     trunk.fc.in_features = in_features
     trunk.num_features = in_features
+    trunk.feature_info = _feature_info(trunk)
+
+
+def _feature_info(trunk: ResNet) -> list[tuple[str, int, int]]:
+    channels = trunk.conv1.out_channels
+    reduction = trunk.conv1.stride[0] * (2 if isinstance(trunk.maxpool, nn.MaxPool2d) else 1)
+    found = [("stem", channels, reduction)]
+    for name in _STAGES:
+        shortcut = getattr(trunk, name)[0].downsample
+        if shortcut is not None:  # as wide and as strided as the stage
+            channels = shortcut[0].out_channels
+            reduction *= shortcut[0].stride[0]
+        found.append((name, channels, reduction))
+    return found
 
 
 def resnet(
@@ -55,7 +76,16 @@ def resnet(
         channels: of the images.
         norm_layer: the normalisation; BatchNorm2d by default.
         replace_stride_with_dilation: as in torchvision, for the last three stages.
+
+    Raises:
+        InputError: no such stem, or too narrow a network.
     """
+    if base_planes < 1 or (block is Bottleneck and base_planes * width_per_group < 64):
+        raise InputError(
+            f"A network of {base_planes} channels is too narrow: a convolution would have none.",
+            where="base_planes",
+            fix="take a larger number",
+        )
     # torchvision's constructor knows one stem; only the constructor differs, so the class stays its own
     # (which any program with torchvision can unpickle).
     trunk: Any = ResNet.__new__(ResNet)
@@ -70,7 +100,11 @@ def resnet(
     elif stem in ("small", "medium"):
         trunk.conv1 = nn.Conv2d(channels, base_planes, kernel_size=3, stride=1, padding=1, bias=False)
     else:
-        raise ValueError(f"stem {stem!r} is none of imagenet, medium, small")
+        raise InputError(
+            f"There is no stem {stem!r}.",
+            where="stem",
+            fix=did_you_mean(stem, STEMS) + "known: " + ", ".join(STEMS),
+        )
     trunk.bn1 = trunk._norm_layer(base_planes)
     trunk.relu = nn.ReLU(inplace=True)
     trunk.maxpool = nn.Identity() if stem == "small" else nn.MaxPool2d(3, stride=2, padding=1)
@@ -88,10 +122,18 @@ def resnet(
 
 
 def stage_features(trunk: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The maps after the stem and each stage: ``stem`` and ``layer1`` .. ``layer4``, (N, C, H, W)."""
+    """The maps after the stem and each stage, by the names of the trunk's ``feature_info``, (N, C, H, W).
+
+    Args:
+        trunk: what ``zoo.models.factory.create_trunk`` makes.
+        images: (N, C, H, W), normalised.
+    """
+    own = getattr(trunk, "stage_features", None)  # torchvision's class has none
+    if own is not None:
+        return own(images)  # type: ignore[no-any-return]
     x = trunk.maxpool(trunk.relu(trunk.bn1(trunk.conv1(images))))
     maps = {"stem": x}
-    for name in ("layer1", "layer2", "layer3", "layer4"):
+    for name in _STAGES:
         x = getattr(trunk, name)(x)
         maps[name] = x
     return maps

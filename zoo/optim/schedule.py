@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["WarmupCosine"]
+__all__ = ["WarmupCosine", "WarmupSteps"]
+
+
+def _warm_up(step: int, start: float, base: float, steps: int) -> float:
+    """A line from ``start`` to ``base``, both included; of a single step only ``start``."""
+    if steps == 1:
+        return start
+    if step == steps - 1:
+        return base
+    return start + step * ((base - start) / (steps - 1))
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,32 @@ class WarmupCosine:
     def at(self, step: int) -> float:
         """The learning rate of a step, 0 <= step < total_steps."""
         if step < self.warmup_steps:
-            if self.warmup_steps == 1:
-                return self.start
-            if step == self.warmup_steps - 1:
-                return self.base
-            return self.start + step * ((self.base - self.start) / (self.warmup_steps - 1))
+            return _warm_up(step, self.start, self.base, self.warmup_steps)
         span = self.total_steps - self.warmup_steps
         turn = math.pi * (step - self.warmup_steps) / span
         return self.final + 0.5 * (self.base - self.final) * (1.0 + math.cos(turn))
+
+
+@dataclass(frozen=True)
+class WarmupSteps:
+    """The same warm-up, then a constant rate that is multiplied at some steps (MoCo ``main_moco.py``).
+
+    Args:
+        base: the rate after the warm-up.
+        start: the first rate of the warm-up.
+        warmup_steps: may be 0.
+        drops: the steps from which on the rate is multiplied once more.
+        factor: what it is multiplied by.
+    """
+
+    base: float
+    start: float
+    warmup_steps: int
+    drops: tuple[int, ...]
+    factor: float
+
+    def at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return _warm_up(step, self.start, self.base, self.warmup_steps)
+        return self.base * self.factor ** sum(step >= drop for drop in self.drops)

@@ -137,11 +137,25 @@ class OptimizerConfig(Strict):
 
 
 class ScheduleConfig(Strict):
-    """Linear warm-up from ``start_lr`` to the optimizer's rate, cosine to ``final_lr``, step by step."""
+    """Linear warm-up from ``start_lr`` to the optimizer's rate, then ``cosine`` to ``final_lr``, or ``step``.
 
+    ``step``: the rate is multiplied by ``drop`` at each epoch of ``drop_at``. ``per``: whether warm-up and
+    cosine move at each step, or at each epoch and stay within it.
+    """
+
+    name: Literal["cosine", "step"] = "cosine"
+    per: Literal["step", "epoch"] = "step"
     warmup_epochs: NonNegativeFloat = 0.0
     start_lr: NonNegativeFloat = 0.0
     final_lr: NonNegativeFloat = 0.0
+    drop_at: tuple[PositiveInt, ...] = ()
+    drop: PositiveFloat = 0.1
+
+    @model_validator(mode="after")
+    def _drops_belong_to_steps(self) -> ScheduleConfig:
+        if self.name == "cosine" and self.drop_at:
+            raise ValueError("drop_at belongs to schedule.name step, a cosine has no drops")
+        return self
 
 
 class DataConfig(Strict):

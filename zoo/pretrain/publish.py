@@ -12,6 +12,7 @@ from ..engine.checkpoint import CheckpointFolder
 from ..errors import InputError
 from ..weights.bundle import Description, write_bundle
 from ..weights.card import model_card
+from ..weights.fingerprint import record_features
 from ..weights.hubs.local import LocalHub, Published
 from .resolve import resolve
 from .rundir import RunFolder, list_runs, runs_root
@@ -129,12 +130,13 @@ def publish_run(
         hub: where to; the user's local hub by default.
 
     Raises:
-        InputError: not a run, or a bad name or tag.
+        InputError: not a run, a bad name or tag, or weights that give no finite features.
         RunError: the disk is full or read-only; what was published before is untouched.
     """
     path = newest_run() if run is None else Path(run)
     what, trunk, heads = read_run(path)
-    what = dataclasses.replace(what, licence=licence, results=results or [])
+    features = record_features(what.network, trunk, what.preprocessing, path)
+    what = dataclasses.replace(what, licence=licence, results=results or [], features=features)
     target = name or f"me/{what.recipe['name']}"
     card = model_card(target, what)
     return (hub or LocalHub()).publish(

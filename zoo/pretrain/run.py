@@ -99,7 +99,8 @@ def start(
         out: the run's folder, new or empty; by default a fresh one below ``runs``.
         overrides: dotted recipe key -> value.
         options: like ``overrides``, for a command's own flags; they win.
-        init_from: a run or a file of weights that the trunk starts from; all else is fresh.
+        init_from: a run, a file of weights or any other model (see ``zoo.load``) that the trunk starts from;
+            all else is fresh.
         views: the user's own transforms instead of the recipe's views (``zoo.data.views.own.OwnViews``).
         trackers: dashboards that get the figures too: ``tensorboard``, ``trackio``, ``wandb``.
         callbacks: watchers of the run, see ``zoo.engine.loop.Callback``.
@@ -122,7 +123,8 @@ def start(
             return _go_on(_TakenUp(begun, views), (device, world), views, trackers, callbacks, progress)
         session = Session(resolved, device, world, views)
         if init_from is not None:
-            session.init_from(Path(init_from))
+            init_from = _absolute(str(init_from)) if Path(init_from).expanduser().exists() else str(init_from)
+            session.init_from(init_from)
         session.images.place(session.method.trunk, device)
         folder = None
         if world.rank == 0:
@@ -133,7 +135,7 @@ def start(
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "command": sys.argv,
                 "total_steps": session.shape.total_steps,
-                "init_from": None if init_from is None else str(Path(init_from).absolute()),
+                "init_from": init_from,
                 "precision": session.precision.name,
                 "sources": resolved.sources,
                 "augment_on": session.images.augment_on,

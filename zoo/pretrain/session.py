@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,18 @@ from ..models.factory import create_trunk
 from ..models.recompute import recompute_blocks
 from ..models.small_maps import use_central_tap
 from ..optim.lars import LARS
-from ..optim.schedule import WarmupCosine
+from ..optim.schedule import WarmupCosine, WarmupSteps
 from ..tensors import seeded
-from ..weights.initial import load_trunk_weights, read_weights
+from ..weights.fill import copy_into
+from ..weights.load import load_trunk
+from ..weights.reference import parse_reference
 from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
 from .images import OwnTransform, RunImages, view_preparer
 from .methods import METHODS
 from .methods.base import Method
 from .methods.config_base import RunShape
+from .publish import read_run
 from .resolve import Resolved
 from .rundir import RunFolder, RunLock
 
@@ -69,6 +72,28 @@ def _build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> t
     if config.name == "sgd":
         return torch.optim.SGD(groups, momentum=config.momentum, **shared)
     return torch.optim.AdamW(groups, betas=config.betas, **shared)
+
+
+def _learning_rate(recipe: Recipe, shape: RunShape) -> Callable[[int], float]:
+    """The learning rate of each step; ``schedule.per`` says what the schedule is made of."""
+    config, base = recipe.schedule, recipe.optimizer.lr
+    stride = shape.steps_per_epoch if config.per == "epoch" else 1
+    unit = shape.steps_per_epoch // stride  # of the schedule's own steps, in an epoch
+    warmup = round(min(config.warmup_epochs, recipe.epochs) * unit)
+    schedule: WarmupCosine | WarmupSteps
+    if config.name == "step":
+        drops = tuple(epoch * unit for epoch in config.drop_at)
+        schedule = WarmupSteps(base, config.start_lr, warmup, drops, config.drop)
+        if drops and max(config.drop_at) >= recipe.epochs:
+            log.warning(
+                "schedule.drop_at %s reaches beyond the run's %d epochs: not all drops of the learning rate "
+                "will come",
+                list(config.drop_at),
+                recipe.epochs,
+            )
+    else:
+        schedule = WarmupCosine(base, config.final_lr, config.start_lr, warmup, recipe.epochs * unit)
+    return lambda step: schedule.at(step // stride)
 
 
 def _precision(wanted: str, before: str | None, device: torch.device, world: Collectives) -> Precision:
@@ -129,6 +154,10 @@ class Session:
             world_size=world.world_size,
             steps_per_epoch=self.images.order.batches,
             epochs=recipe.epochs,
+            samples=len(self.images.source),
+            classes=tuple(self.images.source.classes),
+            accumulate=recipe.engine.accumulate,
+            sync_batchnorm=recipe.engine.sync_batchnorm,
         )
         for warning in recipe.method.check(self.shape):
             log.warning("%s", warning)
@@ -149,17 +178,22 @@ class Session:
         )
         self.started_from_weights = False
 
-    def init_from(self, path: Path) -> None:
-        """Fill the trunk from a run's newest checkpoint or from a file of weights."""
-        if path.is_dir():
-            checkpoint, _ = CheckpointFolder(RunFolder(path).checkpoints).newest()
-            if checkpoint is None:
-                raise InputError("No whole checkpoint is in this folder.", where=path)
-            learner = checkpoint.shared["learner"]
-            tensors = {key: value for key, value in learner.items() if key.startswith("trunk.")}
+    def init_from(self, reference: str) -> None:
+        """Fill the trunk from a run's newest checkpoint or from any other model.
+
+        Raises:
+            InputError: no such model, or one of another network.
+        """
+        target = parse_reference(reference)
+        if target.kind == "run":
+            _, tensors, _ = read_run(Path(target.name).expanduser())
+            account = f"{len(tensors)} tensors of a run"
         else:
-            tensors = read_weights(path)
-        log.info("initialised from %s: %s", path, load_trunk_weights(self.method.trunk, tensors, path))
+            loaded = load_trunk(target, create_trunk, progress=self.world.rank == 0, verify=False)
+            tensors, account = loaded.trunk.state_dict(), loaded.account
+        copy_into(self.method.trunk, tensors, target.where)
+        self.method.on_trunk_replaced()
+        log.info("initialised from %s: %s", target.where, account)
         self.started_from_weights = True
 
     def train(
@@ -237,19 +271,12 @@ class Session:
         save_every = saving.every_steps
         if save_every is None and saving.every_epochs is not None:
             save_every = saving.every_epochs * shape.steps_per_epoch
-        schedule = WarmupCosine(
-            base=recipe.optimizer.lr,
-            final=recipe.schedule.final_lr,
-            start=recipe.schedule.start_lr,
-            warmup_steps=round(min(recipe.schedule.warmup_epochs, recipe.epochs) * shape.steps_per_epoch),
-            total_steps=shape.total_steps,
-        )
         kept = saving.keep_every_epochs and saving.keep_every_epochs * shape.steps_per_epoch
         checkpoints = CheckpointFolder(folder.checkpoints, saving.keep, kept)
         return Loop(
             learner=self.method,
             optimizer=self.optimizer,
-            lr_at=schedule.at,
+            lr_at=_learning_rate(recipe, shape),
             batches=lambda first: self.images.batches(first, shape.total_steps, self.device),
             prepare=view_preparer(recipe, self.precision),
             precision=self.precision,

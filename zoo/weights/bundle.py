@@ -1,35 +1,58 @@
 """The published form of a backbone: a folder that is whole, verified, and loads without our code.
 
-``model.safetensors`` (the trunk, torchvision's keys), ``heads.safetensors`` (optional), ``config.json``
-(which timm reads for the architectures that it has), ``zoo.json`` (what it is and where it comes from),
-``README.md`` (the card), ``SHA256SUMS``.
+``model.safetensors`` (the trunk, torchvision's keys), ``heads.safetensors`` and ``classifier.safetensors``
+(both optional), ``config.json`` (which timm reads for the architectures that it has), ``zoo.json`` (what it
+is and where it comes from), ``README.md`` (the card), ``SHA256SUMS``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files import read_json, sha256_of, write_json, write_text
 from ..homes import cache_home
-from ..tensors import write_safetensors
 
-__all__ = ["SCHEMA", "Bundle", "Description", "read_bundle", "weights_digest", "write_bundle"]
+if TYPE_CHECKING:  # `zoo list` and `zoo show` import no torch
+    import torch
+
+    from .formats.base import Network
+
+__all__ = [
+    "SCHEMA",
+    "Bundle",
+    "Description",
+    "config_of",
+    "read_bundle",
+    "timm_builds",
+    "weights_digest",
+    "write_bundle",
+]
 
 SCHEMA = 1
 SUMS = "SHA256SUMS"
 WEIGHTS = "model.safetensors"
 HEADS = "heads.safetensors"
-_TIMM_NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+CLASSIFIER = "classifier.safetensors"
+# timm builds these with the same values. The wide networks are not among them: "w2" widens everything,
+# wide_resnet50_2 of timm and torchvision only the 3x3 convolutions. Nor is resnext101_32x48d, which timm lacks.
+_TIMM_NAMES = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext101_32x8d",
+    "resnext101_32x16d",
+    "resnext101_32x32d",
+)
 
 
 @dataclass(frozen=True)
@@ -37,16 +60,20 @@ class Description:
     """What a bundle says of itself (``zoo.json``, without the hash of its weights).
 
     Args:
-        arch: a key of ``zoo.models.factory.TRUNKS``, with ``stem`` and ``base_planes``.
+        arch: a key of ``zoo.models.factory.TRUNKS``, with ``stem``, ``base_planes`` and ``options``.
         num_features: length of a pooled feature.
         method: the method that trained it, e.g. ``swav``.
         preprocessing: mean, std, resize, crop, interpolation.
-        recipe: the resolved recipe.
-        data: fingerprint of the images.
-        lineage: the run, its step, and what it was initialised from.
+        recipe: the resolved recipe; empty for weights that came out of a foreign file.
+        data: fingerprint of the images; empty if unknown.
+        lineage: the run, its step, and what it was initialised from; or ``converted_from``: what is known
+            of the foreign file.
         versions: of the libraries that trained it.
         licence: an SPDX name, or ``unspecified``.
         results: transfer results (``result.json`` documents).
+        options: what else the architecture takes (see ``Network``).
+        num_classes: of the linear classifier in ``classifier.safetensors``; 0: there is none.
+        features: of a made picture (``zoo.weights.fingerprint``); empty: not recorded.
     """
 
     arch: str
@@ -61,6 +88,16 @@ class Description:
     versions: dict[str, Any]
     licence: str = "unspecified"
     results: list[dict[str, Any]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    num_classes: int = 0
+    features: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def network(self) -> Network:
+        """Which network the trunk is."""
+        from .formats.base import Network
+
+        return Network(self.arch, self.stem, self.base_planes, self.options)
 
     def to_json(self) -> dict[str, Any]:
         """``zoo.json``, as far as it is known before the files are written.
@@ -69,6 +106,9 @@ class Description:
             InputError: a value is not JSON, by field.
         """
         info = {"schema": SCHEMA, **self.__dict__}
+        for key in ("options", "num_classes", "features"):  # absent, the bytes are as they always were
+            if not info[key]:
+                del info[key]
         for key, value in info.items():
             try:
                 json.dumps(value, allow_nan=False)
@@ -94,6 +134,31 @@ class Bundle:
     @property
     def weights_sha256(self) -> str:
         return self.sums[WEIGHTS]
+
+    @property
+    def classifier(self) -> Path | None:
+        """The file of the linear classifier, if there is one: ``weight`` (classes, F), ``bias`` (classes)."""
+        return self.path / CLASSIFIER if CLASSIFIER in self.sums else None
+
+    @property
+    def network(self) -> Network:
+        """Which network the trunk is.
+
+        Raises:
+            InputError: ``zoo.json`` does not say.
+        """
+        from .formats.base import Network
+
+        arch, stem = self.info.get("arch"), self.info.get("stem")
+        planes, options = self.info.get("base_planes"), self.info.get("options", {})
+        numbered = planes is None or type(planes) is int
+        if not (isinstance(arch, str) and isinstance(stem, str) and isinstance(options, dict) and numbered):
+            raise InputError(
+                "The description does not say which network this is (arch, stem, base_planes, options).",
+                where=self.path / "zoo.json",
+                fix="publish or pull the model again",
+            )
+        return Network(arch, stem, planes, options)
 
     def verify(self, full: bool = False) -> str:
         """Check every file's SHA-256, or trust a receipt of an earlier check.
@@ -206,23 +271,35 @@ def write_bundle(
     trunk: Mapping[str, torch.Tensor],
     heads: Mapping[str, torch.Tensor],
     card: str,
+    classifier: Mapping[str, torch.Tensor] | None = None,
 ) -> Bundle:
     """Write all files of a bundle into an empty folder (see ``zoo.files.whole_folder``).
 
     The same input gives the same bytes. Tensors that share memory are stored once; the other names
     are recorded as aliases.
 
+    Args:
+        folder: empty.
+        description: of the model.
+        trunk: its tensors.
+        heads: projection head, prototypes and the like, or none.
+        card: text of ``README.md``.
+        classifier: ``weight`` (classes, F) and ``bias`` (classes), or none.
+
     Raises:
-        InputError: the description is not JSON, by field.
+        InputError: the description is not JSON, by field, or the classifier is not the described one.
     """
+    from ..tensors import write_safetensors
+
     info = description.to_json()
-    for name, tensors in ((WEIGHTS, trunk), (HEADS, heads)):
+    _check_classifier(description, classifier or {})
+    for name, tensors in ((WEIGHTS, trunk), (HEADS, heads), (CLASSIFIER, classifier)):
         if tensors:
             kept, aliases = _without_aliases(tensors)
             if aliases:
                 info.setdefault("aliases", {})[name] = aliases
             write_safetensors(folder / name, kept)
-    write_json(folder / "config.json", _config(description))
+    write_json(folder / "config.json", config_of(description))
     write_json(folder / "zoo.json", info)
     write_text(folder / "README.md", card)
     names = sorted(file.name for file in folder.iterdir())
@@ -234,6 +311,8 @@ def write_bundle(
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """The SHA-256 that ``model.safetensors`` would have: names weights that are not published yet."""
+    from safetensors.torch import save
+
     kept, _ = _without_aliases(tensors)
     return hashlib.sha256(save(kept, metadata={"format": "pt"})).hexdigest()
 
@@ -241,43 +320,66 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 def _without_aliases(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    from ..tensors import standalone
+
     kept: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
+    places = set()
     for name, tensor in tensors.items():
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and identity in first:
             aliases[name] = first[identity]
-        else:
-            first[identity] = name
-            kept[name] = tensor.detach().to("cpu").contiguous().clone()
+            continue
+        first[identity] = name
+        alone = standalone(tensor)
+        # Two shapes of the same memory are no aliases, and safetensors refuses them.
+        kept[name] = alone.clone() if alone.data_ptr() in places else alone
+        places.add(alone.data_ptr())
     return kept, aliases
+
+
+def _check_classifier(description: Description, classifier: Mapping[str, torch.Tensor]) -> None:
+    classes = description.num_classes
+    wanted = {"weight": (classes, description.num_features), "bias": (classes,)} if classes else {}
+    found = {name: tuple(tensor.shape) for name, tensor in classifier.items()}
+    if found != wanted:
+        raise InputError(
+            f"The classifier holds {_shapes(found)}; the description says {_shapes(wanted)}.",
+            where="zoo.json: num_classes",
+        )
+
+
+def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "nothing"
 
 
 def timm_builds(description: Description) -> bool:
     """Whether timm has this network, under the same name and keys."""
-    plain = description.stem == "imagenet" and description.base_planes is None
-    return plain and description.arch in _TIMM_NAMES
+    network = description.network
+    return network.arch in _TIMM_NAMES and network == type(network)(network.arch)
 
 
-def _config(description: Description) -> dict[str, Any]:
+def config_of(description: Description) -> dict[str, Any]:
     """``config.json``: what timm needs to build the network, where it has it; what we need, always."""
     ours = {key: getattr(description, key) for key in ("arch", "stem", "base_planes")}
+    if description.options:
+        ours["options"] = description.options
     if not timm_builds(description):
         return {"zoo": ours, "num_features": description.num_features}
     how = description.preprocessing
-    size = int(how["crop"])
-    return {
+    size, channels = int(how["crop"]), len(how["mean"])
+    config: dict[str, Any] = {
         "architecture": description.arch,
         "num_classes": 0,
         "num_features": description.num_features,
         "global_pool": "avg",
         "pretrained_cfg": {
             "tag": description.recipe.get("name", description.method),
-            "input_size": [len(how["mean"]), size, size],
+            "input_size": [channels, size, size],
             "fixed_input_size": False,
             "interpolation": how["interpolation"],
-            "crop_pct": round(size / int(how["resize"]), 4),
+            "crop_pct": _crop_pct(size, int(how["resize"])),
             "crop_mode": "center",
             "mean": how["mean"],
             "std": how["std"],
@@ -288,3 +390,12 @@ def _config(description: Description) -> dict[str, Any]:
         },
         "zoo": ours,
     }
+    if channels != 3:
+        config["model_args"] = {"in_chans": channels}
+    return config
+
+
+def _crop_pct(crop: int, resize: int) -> float:
+    """The ratio from which timm gets ``resize`` back: it rounds ``crop / ratio`` down."""
+    ratio = round(crop / resize, 4)
+    return ratio if math.floor(crop / ratio) >= resize else round(ratio - 1e-4, 4)

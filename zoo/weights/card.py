@@ -9,9 +9,14 @@ from .bundle import Description, timm_builds
 
 __all__ = ["model_card"]
 
+_TRAINED = {"supervised": "trained with labels", "unknown": "whose training is not known"}
+
 
 def model_card(name: str, what: Description) -> str:
     """A card for people, with the metadata block that model hubs read.
+
+    A model that was converted from a foreign file (``lineage`` has ``converted_from``) shows its origin
+    where a run shows its recipe.
 
     Args:
         name: ``org/name``.
@@ -20,10 +25,12 @@ def model_card(name: str, what: Description) -> str:
     Raises:
         InputError: the description is not JSON, by field.
     """
-    recipe = what.to_json()["recipe"]
+    plain = what.to_json()
     how = what.preprocessing
     standard = timm_builds(what)
-    tags = ["self-supervised-learning", "image-feature-extraction", what.method]
+    tags = ["image-feature-extraction"]
+    if what.method not in _TRAINED:
+        tags = ["self-supervised-learning", *tags, what.method]
     head = ["---"]
     if what.licence != "unspecified":
         head.append(f"license: {json.dumps(what.licence.lower(), ensure_ascii=False)}")
@@ -33,19 +40,25 @@ def model_card(name: str, what: Description) -> str:
         "tags:",
     ]
     head += [f"- {tag}" for tag in tags] + ["---", ""]
-    network = what.arch + ("" if standard else f" (stem {what.stem}, {what.base_planes or 'usual'} planes)")
+    article = "An" if what.arch[0] in "aeiou" else "A"
     body = [
         f"# {name}",
         "",
-        f"A {network} trained without labels by {what.method}, {what.lineage['step']} of "
-        f"{what.lineage['total_steps']} steps, on {', '.join(what.data['sources'])} ({what.data['count']} images). "
-        f"It maps an image to {what.num_features} pooled features.",
+        f"{article} {_network(what)} {_origin(what)} It maps an image to {what.num_features} pooled features.",
         "",
+    ]
+    if what.num_classes:
+        body += [
+            f"A linear classifier of {what.num_classes} classes lies beside it, in `classifier.safetensors`.",
+            "",
+        ]
+    kind = "" if what.arch == "amdim" else "a torchvision ResNet; "
+    body += [
         "## Load",
         "",
         "```python",
         "import zoo",
-        f'model = zoo.load("{name}").eval()    # a torchvision ResNet; model.fc is an Identity',
+        f'model = zoo.load("{name}").eval()    # {kind}model.fc is an Identity',
         "transform = model.transforms()",
         "```",
         "",
@@ -68,11 +81,7 @@ def model_card(name: str, what: Description) -> str:
         "",
         *_results(what.results),
         "",
-        "## Training",
-        "",
-        "```json",
-        json.dumps(recipe, indent=1, ensure_ascii=False),
-        "```",
+        *_history(plain),
         "",
         "## Licence",
         "",
@@ -80,6 +89,31 @@ def model_card(name: str, what: Description) -> str:
         "",
     ]
     return "\n".join(head + body)
+
+
+def _network(what: Description) -> str:
+    if timm_builds(what):
+        return what.arch
+    if what.options:
+        return f"{what.arch} ({', '.join(f'{key} {value}' for key, value in what.options.items())})"
+    return f"{what.arch} (stem {what.stem}, {what.base_planes or 'usual'} planes)"
+
+
+def _origin(what: Description) -> str:
+    how = _TRAINED.get(what.method, f"trained without labels by {what.method}")
+    source = what.lineage.get("converted_from")
+    if source is not None:
+        return f"{how}, converted from {source.get('what', 'a foreign file')}."
+    step, total = what.lineage["step"], what.lineage["total_steps"]
+    sources, count = ", ".join(what.data["sources"]), what.data["count"]
+    return f"{how}, {step} of {total} steps, on {sources} ({count} images)."
+
+
+def _history(plain: dict[str, Any]) -> list[str]:
+    title, content = "Training", plain["recipe"]
+    if "converted_from" in plain["lineage"]:
+        title, content = "Origin", plain["lineage"]["converted_from"]
+    return [f"## {title}", "", "```json", json.dumps(content, indent=1, ensure_ascii=False), "```"]
 
 
 def _results(results: list[dict[str, Any]]) -> list[str]:

@@ -2,140 +2,174 @@
 
 from __future__ import annotations
 
-import functools
+import copy
+import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from ..keyed import keyed_seed
 from ..tensors import read_safetensors, seeded
 from .bundle import Bundle, read_bundle
+from .catalog import CATALOG, Card, Remote, find_card
+from .fill import STANDARD_PREPROCESSING, Build, fill_trunk
+from .formats import identify, read_classifier, read_model
+from .formats.base import ForeignModel, Network
 from .hubs.local import LocalHub
+from .hubs.url import fetch
+from .lock import lock_path
 from .reference import Reference
 
-__all__ = ["STANDARD_PREPROCESSING", "Build", "Loaded", "fill_trunk", "load_trunk", "preprocessing"]
-
-Build = Callable[..., Any]
-_FILLS = {torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_}
-STANDARD_PREPROCESSING: dict[str, Any] = {
-    "mean": [0.485, 0.456, 0.406],
-    "std": [0.229, 0.224, 0.225],
-    "resize": 256,
-    "crop": 224,
-    "interpolation": "bilinear",
-}
+__all__ = ["Loaded", "load_trunk", "open_bundle", "read_foreign"]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A trunk, what is known of it (plain JSON), and a sentence on how the loading went."""
+    """A trunk, what is known of it (plain JSON), and a sentence on how the loading went.
+
+    ``classifier`` is that of the weights, ``weight`` (classes, F) and ``bias`` (classes), if it was asked for.
+    """
 
     trunk: Any
     info: dict[str, Any]
     account: str
+    classifier: dict[str, torch.Tensor] | None = None
 
 
-def load_trunk(target: Reference, build: Build, *, progress: bool, verify: bool) -> Loaded:
-    """A published, random or supervised trunk.
+def load_trunk(
+    target: Reference, build: Build, *, classifier: str | None = None, progress: bool, verify: bool
+) -> Loaded:
+    """A published, released, random or foreign trunk.
 
     Args:
         target: what is wanted; a run is not read here (``zoo.loading``).
         build: ``zoo.models.factory.create_trunk``, with the user's arguments in it.
+        classifier: the data set whose classifier is wanted as well.
         progress: show a download's progress.
         verify: read and hash every byte even if an earlier check left a receipt.
     """
     if target.kind == "random":
-        with seeded(keyed_seed(_random_seed(target), "init")):  # as a pretraining run of that seed starts
-            trunk = build(target.name)
-        info = {"reference": str(target), "arch": target.name, "preprocessing": STANDARD_PREPROCESSING}
-        return Loaded(trunk, info, "random weights")
+        return _random(target, build, classifier)
+    bundle = open_bundle(target)
+    if bundle is not None:
+        return _from_bundle(bundle, target, build, classifier, verify)
+    model, more = read_foreign(target, progress=progress, verify=verify)
+    # Out of the mapped file: saving a fine-tuned model under the file's own name would pull it away.
+    trunk = fill_trunk(build, model.network, _cloned(model.trunk), target.where)
+    found = None
+    if classifier is not None:
+        found = _cloned(_released_classifier(target, classifier, progress, verify) or model.classifier)
+        if not found:
+            raise _no_classifier(target, classifier)
+    info = {
+        "reference": str(target),
+        "arch": model.network.arch,
+        "method": model.method,
+        "preprocessing": model.preprocessing,
+        **more,
+        "facts": model.facts,
+    }
+    return Loaded(trunk, info, f"{model.what}; {model.account.sentence()}", found)
+
+
+def _cloned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def read_foreign(
+    target: Reference, *, progress: bool = True, verify: bool = False
+) -> tuple[ForeignModel, dict[str, Any]]:
+    """The backbone that a reference to somebody else's weights means, downloaded if need be.
+
+    Returns:
+        The backbone, and what is known beside the file: licence, lineage.
+
+    Raises:
+        InputError: not there, not what was published, or no backbone.
+        RunError: the download failed.
+    """
+    if target.kind in ("file", "path"):
+        path = Path(target.name).expanduser()
+        return read_model(path), {"lineage": {"file": path.name}}
+    if target.kind == "url":
+        path = fetch(target.name, progress=progress, verify=verify)
+        return read_model(path), {"lineage": {"file": path.name}}
+    if target.kind == "catalog":
+        return _released(find_card(target.name), progress, verify)
+    if target.kind == "timm":
+        return _from_timm(target)
     if target.kind == "supervised":
-        return _supervised(target, build, progress)
-    return _from_bundle(_open(target), target, build, verify)
+        return _supervised(target, progress, verify)
+    raise InputError("This is no foreign model.", where=target.where)
+
+
+# --- random ---
+
+
+def _random(target: Reference, build: Build, classifier: str | None) -> Loaded:
+    card = CATALOG.get(target.name)
+    network = Network(target.name) if card is None else _network(card)
+    if classifier is not None:
+        raise InputError("A random network has no trained classifier.", where=target.where)
+    with seeded(keyed_seed(_random_seed(target), "init")):  # as a pretraining run of that seed starts
+        trunk = build(
+            network.arch, stem=network.stem, base_planes=network.base_planes, options=network.options
+        )
+    how = copy.deepcopy(STANDARD_PREPROCESSING) if card is None else card.describe()["preprocessing"]
+    info = {"reference": str(target), "arch": network.arch, "preprocessing": how}
+    return Loaded(trunk, info, "random weights")
 
 
 def _random_seed(target: Reference) -> int:
     revision = target.revision or "0"
     if not revision.isdecimal() or int(revision) >= 2**63:
         raise InputError(
-            "What follows the @ of a random model is its seed, a whole number below 2**63.", where=str(target)
+            "What follows the @ of a random model is its seed, a whole number below 2**63.",
+            where=target.where,
         )
     return int(revision)
 
 
-class _NoInitialisation(TorchFunctionMode):
-    """Skips what constructors fill tensors with; on the meta device that costs most of the building."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _FILLS:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+# --- published by the zoo ---
 
 
-def fill_trunk(
-    build: Build,
-    arch: str,
-    stem: str,
-    base_planes: int | None,
-    tensors: dict[str, torch.Tensor],
-    where: object,
-) -> Any:
-    """Build a network without initialising it and put tensors in; every key must match.
+def open_bundle(target: Reference) -> Bundle | None:
+    """The bundle that a reference means, its listing checked; none where it means anything else.
 
     Raises:
-        InputError: the tensors don't fit the network.
+        InputError: no such model or folder, or one whose listing is damaged.
     """
-    importlib.import_module("torchvision.models")  # whatever tensors its import makes must be real ones
-    # No memory and no random numbers for values that are replaced anyway.
-    with torch.device("meta"), _NoInitialisation():
-        first = tensors.get("conv1.weight")
-        channels = 3 if first is None else int(first.shape[1])
-        model = build(arch, stem=stem, base_planes=base_planes, channels=channels)
-    try:
-        model.load_state_dict(tensors, strict=True, assign=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:400]
-        raise InputError(f"The weights don't fit the network ({reason}).", where=where) from None
-    return model
+    if target.kind == "local":
+        return LocalHub().resolve(target.name, target.revision)
+    if target.kind != "path":
+        return None
+    path = Path(target.name).expanduser().resolve()  # a link that the user typed is his own
+    if path.is_file():
+        return None
+    if not path.is_dir():
+        raise InputError("There is no such folder.", where=path)
+    return read_bundle(path)
 
 
-def preprocessing(how: dict[str, Any]) -> Callable[[], Any]:
-    """A factory of the test transform: PIL image or uint8 tensor -> normalised (3, crop, crop)."""
-    from torchvision.transforms._presets import ImageClassification
-    from torchvision.transforms.functional import InterpolationMode
-
-    return functools.partial(
-        ImageClassification,
-        crop_size=int(how["crop"]),
-        resize_size=int(how["resize"]),
-        mean=tuple(how["mean"]),
-        std=tuple(how["std"]),
-        interpolation=InterpolationMode(how["interpolation"]),
-    )
-
-
-def _open(target: Reference) -> Bundle:
-    if target.kind == "path":
-        path = Path(target.name).expanduser().resolve()  # a link that the user typed is his own
-        if not path.is_dir():
-            raise InputError("There is no such folder.", where=path)
-        return read_bundle(path)
-    return LocalHub().resolve(target.name, target.revision)
-
-
-def _from_bundle(bundle: Bundle, target: Reference, build: Build, verify: bool) -> Loaded:
+def _from_bundle(
+    bundle: Bundle, target: Reference, build: Build, classifier: str | None, verify: bool
+) -> Loaded:
     how = bundle.verify(full=verify)
     info = bundle.info
     tensors = read_safetensors(bundle.weights)
     for name, source in info.get("aliases", {}).get(bundle.weights.name, {}).items():
         tensors[name] = tensors[source]
-    trunk = fill_trunk(build, info["arch"], info["stem"], info["base_planes"], tensors, bundle.weights)
+    trunk = fill_trunk(build, bundle.network, tensors, bundle.weights)
+    found = None
+    if classifier is not None:
+        if bundle.classifier is None:
+            raise _no_classifier(target, classifier)
+        found = read_safetensors(bundle.classifier)
     described = {
         "reference": str(target),
         "revision": bundle.path.name,
@@ -144,28 +178,85 @@ def _from_bundle(bundle: Bundle, target: Reference, build: Build, verify: bool) 
     }
     hashed = "hashes checked" if how == "full" else "hashes checked before, files unchanged"
     count = len(tensors)
-    return Loaded(trunk, described, f"{count} of {count} tensors matched, none dropped; {hashed}")
+    return Loaded(trunk, described, f"{count} of {count} tensors matched, none dropped; {hashed}", found)
 
 
-def _supervised(target: Reference, build: Build, progress: bool) -> Loaded:
+# --- released by others ---
+
+
+def _network(card: Card) -> Network:
+    return Network(card.arch, card.stem, card.base_planes, dict(card.options))
+
+
+def _words(network: Network) -> str:
+    details = [f"{name} {value}" for name, value in network.options.items()]
+    if network.base_planes is not None:
+        details.append(f"{network.base_planes} planes")
+    return network.arch + (f" ({', '.join(details)})" if details else "")
+
+
+def _released(card: Card, progress: bool, verify: bool) -> tuple[ForeignModel, dict[str, Any]]:
+    path = fetch(card, progress=progress, verify=verify)
+    model = read_model(path)
+    found, wanted = model.network, _network(card)
+    same = all(found.options.get(name) == value for name, value in wanted.options.items())
+    if (found.arch, found.stem, found.base_planes) != (
+        wanted.arch,
+        wanted.stem,
+        wanted.base_planes,
+    ) or not same:
+        raise InputError(
+            f"The file holds {_words(found)}, not {_words(wanted)}, which was released as {card.name}.",
+            where=path,
+            fix=f"look at where it came from (ZOO_MIRROR); then delete it, and its entry in {lock_path()}",
+        )
+    # What a file can't tell about itself, the catalog knows.
+    how = card.describe()["preprocessing"]
+    model = dataclasses.replace(model, method=card.method, preprocessing=how)
+    return model, {"licence": card.licence, "lineage": {"released": card.name, "file": path.name}}
+
+
+def _released_classifier(
+    target: Reference, dataset: str, progress: bool, verify: bool
+) -> dict[str, torch.Tensor] | None:
+    """The classifier of a catalog entry, which may be in a file of its own; none for other references."""
+    if target.kind == "supervised":
+        known: Mapping[str, Remote | None] = {"imagenet1k": None}
+    elif target.kind == "catalog":
+        known = find_card(target.name).classifiers
+    else:
+        return None
+    if dataset not in known:
+        raise _no_classifier(target, dataset, known)
+    remote = known[dataset]
+    if remote is None or (target.kind == "catalog" and remote == find_card(target.name).file):
+        return None  # it is in the model's own file
+    found = read_classifier(fetch(remote, progress=progress, verify=verify))
+    return {"weight": found.weight, "bias": found.bias}
+
+
+def _no_classifier(target: Reference, dataset: str, known: Mapping[str, Any] | None = None) -> InputError:
+    fix = "leave classifier away, or ask for num_classes=N to get a fresh one"
+    if known:
+        fix = did_you_mean(dataset, known) + f"known: {', '.join(known)}"
+    return InputError(
+        f"There is no classifier of {dataset!r} for these weights.", where=target.where, fix=fix
+    )
+
+
+def _supervised(target: Reference, progress: bool, verify: bool) -> tuple[ForeignModel, dict[str, Any]]:
+    """torchvision's weights: from torch's own folder of downloads if they are there, else fetched."""
     from torchvision.models import get_model_weights
 
     try:
         weights = get_model_weights(target.name)[target.revision or "IMAGENET1K_V1"]
     except (ValueError, KeyError) as error:
-        raise InputError(f"torchvision has no such weights ({error}).", where=str(target)) from None
-    try:
-        state = torch.hub.load_state_dict_from_url(
-            weights.url, progress=progress, map_location="cpu", check_hash=True, weights_only=True
-        )
-    except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"torchvision's weights are not on this machine and could not be downloaded ({error}).",
-            where=str(target),
-            fix=f"go online once, or put {Path(weights.url).name} into torch's hub folder (checkpoints)",
-        ) from None
-    kept = {key: value for key, value in state.items() if not key.startswith("fc.")}
-    trunk = fill_trunk(build, target.name, "imagenet", None, kept, target)
+        raise InputError(f"torchvision has no such weights ({error}).", where=target.where) from None
+    name = Path(weights.url).name
+    kept = Path(torch.hub.get_dir(), "checkpoints", name).absolute()
+    mirrors = ((kept.as_uri(),) if kept.is_file() else ()) + (weights.url,)
+    remote = Remote(name, mirrors, sha256=Path(name).stem.rpartition("-")[2])
+    model = read_model(fetch(remote, progress=progress, verify=verify))
     preset = weights.transforms()
     how = {
         "mean": list(preset.mean),
@@ -174,10 +265,45 @@ def _supervised(target: Reference, build: Build, progress: bool) -> Loaded:
         "crop": preset.crop_size[0],
         "interpolation": preset.interpolation.value,
     }
-    info = {
-        "reference": str(target),
-        "arch": target.name,
-        "preprocessing": how,
-        "method": "supervised",
+    model = dataclasses.replace(model, method="supervised", preprocessing=how)
+    return model, {"licence": "BSD-3-Clause", "lineage": {"released": str(weights), "file": name}}
+
+
+def _from_timm(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
+    """A model of timm's by its name there, e.g. ``resnet50.a1_in1k``, if the zoo has the network."""
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError:
+        raise InputError(
+            "timm is not installed.", where=target.where, fix="install it: pip install timm"
+        ) from None
+    create: Callable[..., Any] = timm.create_model
+    try:
+        network = create(target.name, pretrained=True)
+    except RuntimeError as error:  # what timm raises for a name that it doesn't have
+        known = timm.list_models(pretrained=True)
+        raise InputError(
+            f"timm can't make this model ({str(error).splitlines()[0]}).",
+            where=target.where,
+            fix=did_you_mean(target.name, known, count=3),
+        ) from None
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"timm's weights are not on this machine and could not be downloaded ({reason}).",
+            where=target.where,
+            fix="go online once",
+        ) from None
+    model = identify(network.state_dict(), target)
+    cfg = network.pretrained_cfg
+    size = cfg["input_size"][-1]
+    how = {
+        "mean": list(cfg["mean"]),
+        "std": list(cfg["std"]),
+        "resize": int(size / cfg["crop_pct"]),
+        "crop": size,
+        "interpolation": cfg["interpolation"],
     }
-    return Loaded(trunk, info, f"{len(kept)} tensors matched; the classifier (fc) was dropped, as expected")
+    tag = cfg.get("tag") or "untagged"
+    model = dataclasses.replace(model, method=f"timm {tag}", preprocessing=how)
+    return model, {"licence": cfg.get("license") or "unspecified", "lineage": {"released": str(target)}}

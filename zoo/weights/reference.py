@@ -1,4 +1,8 @@
-"""What a user may call a model: ``[local:|path:|run:|random:|supervised:]name[@revision]``."""
+"""What a user may call a model: ``[KIND:]name[@revision]``, where the kind can mostly be seen.
+
+``local:`` org/name of the local hub; ``catalog:`` a released one (``swav_resnet50.800ep``); ``path:`` a published
+folder or a file of weights; ``run:``; ``url:``; ``timm:``; ``random:`` and ``supervised:`` with an architecture.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from pathlib import Path
 
 from ..errors import InputError, did_you_mean
 from .bundle import SUMS, WEIGHTS
+from .catalog import CATALOG
 from .hubs.local import LocalHub
+from .hubs.transport import shown
 
 __all__ = ["KINDS", "Reference", "parse_reference"]
 
-KINDS = ("local", "path", "run", "random", "supervised")
+KINDS = ("local", "catalog", "path", "file", "run", "url", "timm", "random", "supervised")
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,14 @@ class Reference:
     name: str
     revision: str | None = None
 
+    @property
+    def where(self) -> str:
+        """What to name in a message: the path, where it is one."""
+        return self.name if self.kind in ("path", "file", "run") else str(self)
+
     def __str__(self) -> str:
+        if self.kind == "url":
+            return f"url:{shown(self.name)}"  # without user, password and query
         return f"{self.kind}:{self.name}" + (f"@{self.revision}" if self.revision else "")
 
 
@@ -43,20 +56,26 @@ def parse_reference(text: str) -> Reference:
     if colon and kind in KINDS:
         if not rest:
             raise InputError("The reference names no model.", where=text)
-        if kind in ("path", "run"):
+        if kind in ("path", "file", "run", "url", "timm"):
             return Reference(kind, rest)
         name, _, revision = rest.partition("@")
         return Reference(kind, name, revision or None)
+    if kind in ("https", "http") and rest.startswith("//"):
+        return Reference("url", text)
     path = Path(text).expanduser()
     if _exists(path):
-        if any((path / name).is_file() for name in (SUMS, "zoo.json", WEIGHTS)):
+        if path.is_file():
+            return Reference("file", str(path))
+        if any((path / name).is_file() for name in (SUMS, "zoo.json")):
             return Reference("path", str(path))
         if (path / "run.json").is_file():
             return Reference("run", str(path))
+        if (path / WEIGHTS).is_file():  # another library's folder
+            return Reference("file", str(path / WEIGHTS))
         raise InputError(
             "This path is neither a published model (SHA256SUMS, zoo.json) nor a run (run.json).",
             where=path,
-            fix="publish a run (zoo publish); weights in a single file can start one: zoo pretrain --init-from",
+            fix="name the file of weights in it, or publish a run (zoo publish)",
         )
     name, _, revision = text.partition("@")
     if colon and "/" not in kind:
@@ -68,9 +87,14 @@ def parse_reference(text: str) -> Reference:
     known = LocalHub().names()
     if name in known:
         return Reference("local", name, revision or None)
+    if text in CATALOG:
+        return Reference("catalog", text)
+    tags = [card for card in CATALOG if card.startswith(f"{text}.")]
+    near = f"say which: {', '.join(tags)}. " if tags else ""
     raise InputError(
-        "This is neither a path that exists nor a model in the local hub.",
+        "This is neither a path that exists, nor a model in the local hub, nor one of the catalog.",
         where=text,
-        fix=did_you_mean(name, known, count=3, likeness=0.4) + "`zoo list` shows what there is; "
+        fix=(near or did_you_mean(name, [*known, *CATALOG], count=3, likeness=0.4))
+        + "`zoo list` shows what there is; "
         "random:resnet50 and supervised:resnet50 are models too",
     )

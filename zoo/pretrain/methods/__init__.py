@@ -10,4 +10,14 @@ METHODS = Registry(
     "method",
     __name__,
     Entry("swav", "swav_config:SwAVConfig", "swav:SwAV", "swapped prediction of Sinkhorn codes"),
+    Entry("moco", "moco_config:MoCoConfig", "moco:MoCo", "momentum contrast with a queue of keys (v1 and v2)"),
+    Entry(
+        "simclr", "simclr_config:SimCLRConfig", "simclr:SimCLR", "contrast with all other images of the batch"
+    ),
+    Entry(
+        "supervised",
+        "supervised_config:SupervisedConfig",
+        "supervised:Supervised",
+        "labels, on the same crops",
+    ),
 )

@@ -28,6 +28,8 @@ class RunShape:
         epochs: of the run.
         samples: images of the data.
         classes: names of the images' labels, in order; none where they carry none.
+        accumulate: parts that a process trains its share of a batch in.
+        sync_batchnorm: whether the processes share BatchNorm's statistics.
     """
 
     views: int
@@ -37,6 +39,8 @@ class RunShape:
     epochs: int
     samples: int = 0
     classes: tuple[str, ...] = ()
+    accumulate: int = 1
+    sync_batchnorm: bool = False
 
     @property
     def total_steps(self) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from ...data.loader import Batch
@@ -25,6 +29,14 @@ __all__ = ["SwAV"]
 class SwAV(Method):
     """A trunk, a projection head, prototypes and, if wanted, a queue of past embeddings.
 
+    With several sets of prototypes (``prototypes.prototypes0`` and so on, as in the reference's network) each
+    has its own codes from the same embeddings and the same queue, and the loss is the mean over the sets.
+    Their scores and codes stand side by side, K being the number of all prototypes.
+
+    With a momentum encoder the codes and the queue come from a running average of trunk and head, which sees
+    the assigning crops only; the prototypes are shared. SwAV's section 4.3 names this combination and leaves
+    it to the future; the average is MoCo's (He et al. 2020, eq. 2).
+
     Args:
         trunk: (N, 3, H, W) -> pooled features (N, ``num_features``).
         config: the recipe's ``method`` section.
@@ -39,8 +51,23 @@ class SwAV(Method):
         self.config = config
         self.world = world
         self.trunk = trunk
-        self.projection_head = projection_head(trunk.num_features, config.hidden, config.dim)
-        self.prototypes = Prototypes(config.dim, config.prototypes)
+        self.projection_head = projection_head(
+            trunk.num_features, config.hidden, config.dim, norm=config.head_norm
+        )
+        sets = [Prototypes(config.dim, count) for count in config.counts]
+        self.prototypes = (
+            sets[0]
+            if isinstance(config.prototypes, int)
+            else nn.ModuleDict({f"prototypes{number}": one for number, one in enumerate(sets)})
+        )
+        self.momentum_encoder: Any = None
+        # Where in the rows that codes come from each assigning crop stands.
+        self._blocks = list(config.crops_for_assign)
+        if config.momentum_encoder is not None:
+            self.momentum_encoder = copy.deepcopy(trunk)  # the trunk's names, with the head among them
+            self.momentum_encoder.projection_head = copy.deepcopy(self.projection_head)
+            self.momentum_encoder.requires_grad_(False)
+            self._blocks = [sorted(self._blocks).index(crop) for crop in self._blocks]
         # Newest first; one row block for each assigning crop. It belongs to this process.
         rows = config.rounded_queue(shape) // world.world_size
         self.register_buffer(
@@ -50,8 +77,19 @@ class SwAV(Method):
         self._queue_rows_filled = 0
         self._queue_on = False
 
+    def prototype_sets(self) -> list[Prototypes]:
+        """The sets of prototypes, usually one."""
+        several = self.prototypes
+        return [several] if isinstance(several, Prototypes) else list(several.values())  # type: ignore[arg-type]
+
+    def on_trunk_replaced(self) -> None:
+        if self.momentum_encoder is not None:
+            head = self.projection_head.state_dict(prefix="projection_head.")
+            self.momentum_encoder.load_state_dict({**self.trunk.state_dict(), **head})
+
     def before_step(self, step: int, epoch: int) -> None:
-        self.prototypes.normalize()
+        for prototypes in self.prototype_sets():
+            prototypes.normalize()
         self._queue_on = self.queue.shape[1] > 0 and epoch >= self.config.queue_start_epoch
 
     def first_pass(
@@ -62,11 +100,13 @@ class SwAV(Method):
         Only BatchNorm sees the parts, as it would see as many processes that don't share statistics.
         """
         found = []
-        with statistics_kept(self):
+        # A momentum encoder computes here only, so here its statistics move.
+        alone = self.momentum_encoder is not None
+        with contextlib.nullcontext() if alone else statistics_kept(self):
             for views, part in parts:
                 # Only the assigning crops' rows matter, but BatchNorm in the head sees all of them.
-                both = (tensor.unflatten(0, (-1, part.size)) for tensor in self(views()))
-                found.append(tuple(both))
+                pair = self._averaged(views(), part.size) if alone else self(views())
+                found.append(tuple(tensor.unflatten(0, (-1, part.size)) for tensor in pair))
         embeddings, scores = (torch.cat(tensors, dim=1).flatten(0, 1) for tensors in zip(*found, strict=True))
         sizes = [part.size for _, part in parts]
         codes = self.codes(embeddings, scores, sum(sizes))
@@ -76,42 +116,87 @@ class SwAV(Method):
         self, views: list[torch.Tensor], batch: Batch, given: list[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, dict[str, float]]:
         embeddings, scores = self(views)
+        source = embeddings.detach(), scores.detach()
+        if given is None and self.momentum_encoder is not None:
+            source = self._averaged(views, batch.size)
         mark("loss")
-        codes = given or self.codes(embeddings.detach(), scores.detach(), batch.size)
-        loss = swapped_prediction_loss(scores, codes, self.config.crops_for_assign, self.config.temperature)
-        return loss, {}
+        codes = given or self.codes(*source, batch.size)
+        return self._loss(scores, codes), {}
 
     def forward(self, views: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Unit-length embeddings (V * B, D) and scores against the prototypes (V * B, K), crop-major."""
-        projected = self.projection_head(encode(self.trunk, views))
+        return self._scored(self.projection_head(encode(self.trunk, views)))
+
+    def _scored(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Scores are divided by epsilon and exponentiated: half precision would show.
         with torch.autocast(projected.device.type, enabled=False):
             embeddings = F.normalize(promote(projected), dim=1, p=2)
-            return embeddings, self.prototypes(embeddings)
+            return embeddings, self._scores(embeddings)
+
+    def _scores(self, embeddings: torch.Tensor) -> torch.Tensor:
+        scores = [prototypes(embeddings) for prototypes in self.prototype_sets()]
+        return scores[0] if len(scores) == 1 else torch.cat(scores, dim=1)
+
+    @torch.no_grad()
+    def _averaged(self, views: list[torch.Tensor], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as ``forward`` by the momentum encoder, of the assigning crops only."""
+        wanted, first = [], 0
+        for group in views:
+            crops = group.split(batch)
+            mine = [
+                crop for number, crop in enumerate(crops, first) if number in self.config.crops_for_assign
+            ]
+            first += len(crops)
+            if mine:
+                wanted.append(group if len(mine) == len(crops) else torch.cat(mine))
+        return self._scored(self.momentum_encoder.projection_head(encode(self.momentum_encoder, wanted)))
+
+    def _loss(self, scores: torch.Tensor, codes: list[torch.Tensor]) -> torch.Tensor:
+        config = self.config
+        loss = partial(
+            swapped_prediction_loss, assign=config.crops_for_assign, temperature=config.temperature
+        )
+        if len(config.counts) == 1:
+            return loss(scores, codes)
+        of_sets = zip(*(q.split(config.counts, dim=1) for q in codes), strict=True)
+        return torch.stack(list(map(loss, scores.split(config.counts, dim=1), of_sets))).mean()
 
     @torch.no_grad()
     def codes(self, embeddings: torch.Tensor, scores: torch.Tensor, batch: int) -> list[torch.Tensor]:
         """Each assigning crop's codes, (B, K); fills the queue on the way."""
         out = []
         use_queue = self._queue_on and self._queue_rows_filled >= self.queue.shape[1]
-        for index, crop in enumerate(self.config.crops_for_assign):
-            rows = slice(crop * batch, (crop + 1) * batch)
+        for index, block in enumerate(self._blocks):
+            rows = slice(block * batch, (block + 1) * batch)
             assigned = scores[rows]
             if use_queue:
                 with torch.autocast(assigned.device.type, enabled=False):
-                    past = self.prototypes(self.queue[index])
+                    past = self._scores(self.queue[index])
                 assigned = torch.cat((past, assigned))
             if self._queue_on:
                 self.queue[index] = torch.cat((embeddings[rows], self.queue[index, :-batch]))
-            q = sinkhorn(assigned, self.config.epsilon, self.config.sinkhorn_iterations, self.world)[-batch:]
-            out.append(harden(q) if self.config.codes == "hard" else q)
+            of_sets = [
+                sinkhorn(part, self.config.epsilon, self.config.sinkhorn_iterations, self.world)[-batch:]
+                for part in assigned.split(self.config.counts, dim=1)
+            ]
+            if self.config.codes == "hard":
+                of_sets = [harden(q) for q in of_sets]
+            out.append(of_sets[0] if len(of_sets) == 1 else torch.cat(of_sets, dim=1))
         if self._queue_on:
             self._queue_rows_filled = min(self._queue_rows_filled + batch, self.queue.shape[1])
         return out
 
     def before_update(self, step: int) -> None:
         if step < self.config.freeze_prototypes_steps or not self.config.learn_prototypes:
-            self.prototypes.weight.grad = None  # no gradient: no momentum and no decay either
+            for prototypes in self.prototype_sets():
+                prototypes.weight.grad = None  # no gradient: no momentum and no decay either
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        if self.config.momentum_encoder is not None:
+            mine: list[torch.Tensor] = list(self.momentum_encoder.parameters())
+            new: list[torch.Tensor] = [*self.trunk.parameters(), *self.projection_head.parameters()]
+            torch._foreach_lerp_(mine, new, 1 - self.config.momentum_encoder)
 
     def share_out(self, states: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
         """The same embeddings in the same order of age, dealt to another number of queues.

@@ -17,10 +17,13 @@ class SwAVConfig(MethodConfig):
     """See ``zoo.pretrain.methods.swav.SwAV``; sections, equations and tables are the paper's."""
 
     name: Literal["swav"] = "swav"
-    prototypes: PositiveInt = Field(default=3000, description="K, the number of prototypes")
+    prototypes: PositiveInt | tuple[PositiveInt, ...] = Field(
+        default=3000, description="K, the number of prototypes; a list: several sets, the loss is their mean"
+    )
     hidden: int = Field(
         default=2048, ge=0, description="hidden width of the projection head; 0: one linear layer"
     )
+    head_norm: bool = Field(default=True, description="BatchNorm in the projection head")
     dim: PositiveInt = Field(default=128, description="D, the length of an embedding")
     temperature: PositiveFloat = Field(default=0.1, description="T of the softmax over prototypes (eq. 2)")
     epsilon: PositiveFloat = Field(default=0.05, description="weight of the codes' entropy (eq. 3)")
@@ -35,6 +38,19 @@ class SwAVConfig(MethodConfig):
     freeze_prototypes_steps: int = Field(default=313, ge=0, description="steps before the prototypes move")
     queue_length: int = Field(default=0, ge=0, description="embeddings kept for Sinkhorn, over all processes")
     queue_start_epoch: int = Field(default=15, ge=0, description="first epoch (counted from 0) with a queue")
+    momentum_encoder: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="codes and queue from a running average of the network, which keeps this share a step",
+    )
+
+    @field_validator("prototypes")
+    @classmethod
+    def _some(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if value == ():
+            raise ValueError("a list of sets of prototypes holds at least one number")
+        return value
 
     @field_validator("crops_for_assign")
     @classmethod
@@ -42,6 +58,11 @@ class SwAVConfig(MethodConfig):
         if len(set(value)) != len(value) or min(value) < 0:
             raise ValueError("views are named once each, counted from 0")
         return value
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Prototypes of each set."""
+        return (self.prototypes,) if isinstance(self.prototypes, int) else self.prototypes
 
     def rounded_queue(self, shape: RunShape) -> int:
         """The queue's length over all processes: a multiple of the global batch (reference: rounds down)."""
@@ -63,9 +84,9 @@ class SwAVConfig(MethodConfig):
                 f"method.queue_length {self.queue_length} is not a multiple of the global batch "
                 f"{shape.batch_size}: rounded down to {queue}" + ("" if queue else ", that is, no queue")
             )
-        if self.prototypes > shape.batch_size + queue:
+        if max(self.counts) > shape.batch_size + queue:
             yield (
-                f"more prototypes ({self.prototypes}) than samples per assignment (batch {shape.batch_size} + "
+                f"more prototypes ({max(self.counts)}) than samples per assignment (batch {shape.batch_size} + "
                 f"queue {queue} = {shape.batch_size + queue}): some prototypes can get no sample; use fewer "
                 "prototypes, a larger batch or a queue"
             )

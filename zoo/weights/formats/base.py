@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Account", "Dropped", "ForeignModel", "Network"]
+__all__ = ["Account", "Dropped", "ForeignClassifier", "ForeignModel", "Network"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ class Account:
         matched: tensors of the backbone.
         prefix: what stood before their names in the file, e.g. ``module.encoder_q.``.
         dropped: the others.
+        notes: what else was decided on the way, a sentence each.
     """
 
     matched: int
     prefix: str = ""
     dropped: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """The account in a line, for people."""
@@ -64,7 +66,7 @@ class Account:
         for group in self.dropped:
             expected = "as expected" if group.expected else "NOT expected"
             text += f"; {group.what} ({len(group.keys)} tensors) left out, {expected}"
-        return text
+        return "; ".join((text, *self.notes))
 
 
 @dataclass(frozen=True)
@@ -94,3 +96,32 @@ class ForeignModel:
     preprocessing: dict[str, Any]
     account: Account
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ForeignClassifier:
+    """A linear classifier out of somebody's file, to stand on the trunk it was trained on.
+
+    Args:
+        format: name of the format, a key of ``zoo.weights.formats.FORMATS``.
+        what: what the file is, for people.
+        weight: (classes, F) in float32.
+        bias: (classes) in float32.
+        facts: what else the file says, plain JSON: epoch, best accuracy.
+    """
+
+    format: str
+    what: str
+    weight: torch.Tensor
+    bias: torch.Tensor
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_features(self) -> int:
+        """F: length of the pooled features that it takes."""
+        return int(self.weight.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes it tells apart."""
+        return int(self.weight.shape[0])

@@ -1,0 +1,96 @@
+"""What any reference holds, tensor by tensor: for converting, verifying and comparing models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import InputError
+from .tensors import read_safetensors
+from .weights.bundle import HEADS, WEIGHTS, Bundle
+from .weights.formats.base import Account, ForeignModel
+from .weights.load import open_bundle, read_foreign
+from .weights.reference import Reference, parse_reference
+
+__all__ = ["contents_of"]
+
+
+def contents_of(
+    reference: str, *, progress: bool = True, verify: bool = False
+) -> tuple[ForeignModel, dict[str, Any]]:
+    """The backbone, heads and classifier behind a reference, and what is known of them beside.
+
+    Args:
+        reference: anything that ``zoo.load`` takes but a random model.
+        progress: say on standard error what is downloaded.
+        verify: read and hash every byte even if an earlier check left a receipt.
+
+    Returns:
+        The tensors, and plain JSON: ``licence``, ``lineage``; of the zoo's own models also ``recipe``,
+        ``data``, ``versions`` and ``results``.
+
+    Raises:
+        InputError: no such model, or a damaged or refused file.
+        RunError: a download failed.
+    """
+    target = parse_reference(reference)
+    if target.kind == "random":
+        raise InputError("A random model has no contents of its own.", where=reference)
+    if target.kind == "run":
+        return _of_run(target)
+    bundle = open_bundle(target)
+    if bundle is None:
+        return read_foreign(target, progress=progress, verify=verify)
+    bundle.verify(full=verify)
+    return _of_bundle(bundle)
+
+
+def _of_run(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
+    from .pretrain.publish import read_run
+
+    what, trunk, heads = read_run(Path(target.name).expanduser())
+    known = {
+        key: getattr(what, key) for key in ("licence", "lineage", "recipe", "data", "versions", "results")
+    }
+    model = ForeignModel(
+        format="zoo_run",
+        what=f"a run of {what.recipe['name']}, step {what.lineage['step']}",
+        network=what.network,
+        trunk=trunk,
+        heads=heads,
+        classifier={},
+        method=what.method,
+        preprocessing=what.preprocessing,
+        account=Account(len(trunk)),
+    )
+    return model, known
+
+
+def _of_bundle(bundle: Bundle) -> tuple[ForeignModel, dict[str, Any]]:
+    info = bundle.info
+
+    def tensors(name: str) -> dict[str, torch.Tensor]:
+        if name not in bundle.sums:
+            return {}
+        found = read_safetensors(bundle.path / name)
+        for alias, source in info.get("aliases", {}).get(name, {}).items():
+            found[alias] = found[source]
+        return found
+
+    trunk = tensors(WEIGHTS)
+    model = ForeignModel(
+        format="zoo_bundle",
+        what="a published model",
+        network=bundle.network,
+        trunk=trunk,
+        heads=tensors(HEADS),
+        classifier={} if bundle.classifier is None else read_safetensors(bundle.classifier),
+        method=info["method"],
+        preprocessing=info["preprocessing"],
+        account=Account(len(trunk)),
+    )
+    keys = ("licence", "lineage", "recipe", "data", "versions", "results")
+    known = {key: info[key] for key in keys if key in info}
+    return model, {**known, "weights_sha256": bundle.weights_sha256}

@@ -1,0 +1,118 @@
+"""What a network makes of one picture, so that anybody can see whether a copy still computes the same.
+
+The picture is drawn by a formula on whole numbers and the features are computed in float64: machines and
+releases of torch differ in the last of 16 digits then, of which 6 are kept. So the record of the same
+weights is the same everywhere, and publishing again on another machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from ..models.factory import create_trunk
+from .fill import fill_trunk
+from .formats.base import Network
+
+__all__ = ["TOLERANCE", "feature_record", "features_differ", "made_picture", "record_features"]
+
+PICTURE = "rings-1"  # another formula gets another name
+TOLERANCE = 1e-4
+_COUNT = 16  # features that are written down
+_DIGITS = 6
+
+
+def made_picture(side: int, channels: int = 3) -> torch.Tensor:
+    """A picture of rings that become finer from one corner to the other, each channel its own.
+
+    Args:
+        side: in pixels.
+        channels: how many.
+
+    Returns:
+        uint8 (channels, side, side).
+    """
+    across = torch.arange(side, dtype=torch.int64) * 256 // side
+    x, y = across[None, :], across[:, None]
+    planes = [
+        (((c + 1) * x * x + (c + 2) * y * y + 3 * x * y) // 128 + 41 * c) % 256 for c in range(channels)
+    ]
+    return torch.stack(planes).to(torch.uint8)
+
+
+def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """What ``zoo.json`` keeps under ``features``.
+
+    Args:
+        trunk: the network; it is made float64 and set to eval mode, so pass one that nobody else uses.
+        how: its preprocessing. The picture has the side ``crop`` already; only ``mean`` and ``std`` of it
+            are applied.
+        where: what it was read from, for messages.
+
+    Returns:
+        ``picture`` (its name), ``norm`` of all pooled features, and ``values``: the first 16 of them.
+
+    Raises:
+        InputError: features that are no finite numbers, or a preprocessing that doesn't fit the network.
+    """
+    mean, std = (torch.tensor(how[key], dtype=torch.float64)[:, None, None] for key in ("mean", "std"))
+    image = (made_picture(int(how["crop"]), len(mean)).double() / 255 - mean) / std
+    trunk.double().eval()
+    try:
+        with torch.no_grad():
+            features = trunk(image[None])[0]
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"The network can't take an image by its preprocessing ({reason}).", where=where
+        ) from None
+    norm = float(features.norm())
+    if not math.isfinite(norm):
+        raise InputError(
+            "The network's features of a plain picture are no finite numbers.",
+            where=where,
+            fix="look at the weights (zoo doctor); use those of an earlier step",
+        )
+    values = [_short(float(value)) for value in features[:_COUNT]]
+    return {"picture": PICTURE, "norm": _short(norm), "values": values}
+
+
+def record_features(
+    network: Network, tensors: Mapping[str, torch.Tensor], how: Mapping[str, Any], where: object
+) -> dict[str, Any]:
+    """``feature_record`` of a trunk that is still a dict of tensors, which stay as they are.
+
+    Raises:
+        InputError: as ``feature_record``, or tensors that don't fit the network.
+    """
+    return feature_record(fill_trunk(create_trunk, network, tensors, where), how, where)
+
+
+def features_differ(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """How two records differ by more than ``TOLERANCE`` (of a value, and of a hundredth of the norm).
+
+    Args:
+        recorded: of the published weights.
+        found: of those that were loaded.
+
+    Returns:
+        A sentence, or None if they agree.
+    """
+    norm = float(recorded["norm"])
+    pairs = {"norm": (norm, float(found["norm"]))}
+    for index, (was, now) in enumerate(zip(recorded["values"], found["values"], strict=False)):
+        pairs[f"feature {index}"] = (float(was), float(now))
+    for name, (was, now) in pairs.items():
+        if not abs(was - now) <= TOLERANCE * (abs(was) + norm / 100):
+            return f"{name} is {now:g}, recorded is {was:g}"
+    if len(recorded["values"]) != len(found["values"]):
+        return f"{len(recorded['values'])} values are recorded, not {len(found['values'])}"
+    return None
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
