@@ -128,9 +128,8 @@ def show(
     """Show what a model is, and check that it is whole; of released weights, the catalog's card."""
     from zoo.weights.hubs.local import LocalHub
 
-    released = model.removeprefix("catalog:")
-    if released != model or "/" not in model.removeprefix("local:"):
-        _show_card(released, verify, as_json)
+    if "/" not in model and not model.startswith("local:"):
+        _show_card(model.removeprefix("catalog:"), verify, as_json)
         return
     name, revision = _split(model)
     bundle = LocalHub().resolve(name, revision)

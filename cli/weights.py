@@ -106,9 +106,8 @@ def _file_rows(file: dict[str, Any] | None) -> list[tuple[str, str]]:
 def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["verdict"] == "unreadable":
         return []
-    facts = ", ".join(
-        f"{key} {value}" for key, value in found["facts"].items() if not isinstance(value, dict)
-    )
+    facts = [f"{key} {value}" for key, value in found["facts"].items() if not isinstance(value, dict)]
+    said = ", ".join(fact for fact in facts if "/" not in fact)[:300]
     size = f"{found['parameters']:,} parameters, {found['num_features']} features"
     return [
         ("layout", f"{found['format']}: {found['what']}"),
@@ -116,7 +115,7 @@ def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("method", found["method"]),
         ("licence", found["licence"]),
         ("tensors", found["account"]),
-        *([("it says", facts)] if facts else []),
+        *([("it says", said)] if said else []),
     ]
 
 

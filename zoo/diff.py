@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .contents import contents_of
+from .verify import checked_contents
 from .weights.bundle import weights_digest
 from .weights.checks import describe_network
 from .weights.formats.base import ForeignModel
@@ -107,7 +107,7 @@ def diff(first: str, second: str, *, worst: int = 8, progress: bool = True) -> D
         InputError: no such model, or a damaged or refused file.
         RunError: a download failed.
     """
-    sides = [contents_of(reference, progress=progress) for reference in (first, second)]
+    sides = [checked_contents(reference, progress=progress) for reference in (first, second)]
     (a, known_a), (b, known_b) = sides
     tensors_a, tensors_b = _tensors(a), _tensors(b)
     shared = [name for name in tensors_a if name in tensors_b]
@@ -168,24 +168,26 @@ class _Sums:
     def relative_and_cosine(self) -> tuple[float | None, float | None]:
         relative = (self.squares / self.squares_a) ** 0.5 if self.squares_a else None
         both = (self.squares_a * self.squares_b) ** 0.5
-        cosine = max(-1.0, min(1.0, self.products / both)) if both else None
-        return _plain(relative), _plain(cosine)
+        cosine = _plain(self.products / both) if both else None
+        return _plain(relative), None if cosine is None else max(-1.0, min(1.0, cosine))
 
 
 def _compare(name: str, a: torch.Tensor, b: torch.Tensor) -> _Sums:
-    equal = a.dtype == b.dtype and _same_bits(a, b)
-    x, y = a.double().flatten(), b.double().flatten()
+    equal = a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
+    x, y = (_numbers(each).double().flatten() for each in (a, b))
     gap = y - x
     largest = float(gap.abs().max()) if len(gap) else 0.0
     sums = (float(each) for each in (x @ x, y @ y, gap @ gap, x @ y))
     return _Sums(name, equal, a.ndim > 1, 0.0 if equal else largest, *sums)
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """NaN equals the same NaN."""
-    if torch.equal(a, b):
-        return True
-    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)))
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """By its bits NaN equals the same NaN."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _summary(name: str, group: list[_Sums]) -> Part:

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from .contents import contents_of
 from .errors import ZooError
 from .files import disk_errors, sha256_of
 from .models.factory import create_trunk
 from .pretrain.resolve import resolve
-from .verify import bundle_folder
+from .verify import bundle_folder, checked_contents
 from .weights.bundle import WEIGHTS
 from .weights.catalog import find_card
 from .weights.checks import describe_network
@@ -63,7 +62,7 @@ def diagnose(reference: str, *, progress: bool = True) -> dict[str, Any]:
         "file": None if path is None else _look(path),
     }
     try:
-        model, known = contents_of(reference, progress=progress)
+        model, known = checked_contents(reference, progress=progress)
         trunk = fill_trunk(create_trunk, model.network, model.trunk, target.where)
     except ZooError as error:
         if path is None and target.kind not in ("local", "path", "run"):

@@ -28,7 +28,7 @@ from .weights.reading.notes import shown
 from .weights.reference import Reference, parse_reference
 from .weights.safe import look_at
 
-__all__ = ["bundle_folder", "verify"]
+__all__ = ["bundle_folder", "checked_contents", "verify"]
 
 _AGAIN = "publish or pull the model again"
 _OF_A_BUNDLE = (
@@ -97,6 +97,19 @@ def bundle_folder(target: Reference) -> Path | None:
     return hub.home / target.name / "revisions" / matches[0]
 
 
+def checked_contents(reference: str, *, progress: bool = True) -> tuple[ForeignModel, dict[str, Any]]:
+    """``contents_of`` for those who trust nothing: of a published model the description is checked first.
+
+    Raises:
+        InputError: as ``contents_of``, or the description is not as it should be.
+        RunError: a download failed.
+    """
+    folder = bundle_folder(parse_reference(reference))
+    if folder is not None:
+        check_description(read_bundle(folder).info, folder / "zoo.json")
+    return contents_of(reference, progress=progress)
+
+
 # --- published by the zoo ---
 
 
@@ -118,10 +131,10 @@ def _bundle(found: Verification, folder: Path, in_hub: bool) -> Verification:
     )
     every = {f"{name} of {file}": value for file, group in files.items() for name, value in group.items()}
     sound = found.attempt("values", lambda: checks.finite(every, bundle.path))
-    checks.preprocessing(found, info["preprocessing"], trunk, zoo_file)
+    fits = checks.preprocessing(found, info["preprocessing"], trunk, zoo_file)
     if not info.get("features"):
         found.add("features", NOT_RECORDED, "it was published without those of the made picture")
-    elif trunk is None or not sound:
+    elif trunk is None or not sound or not fits:
         found.skip("features")
     else:
         found.attempt("features", lambda: _features(trunk, info, zoo_file))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tiny import StopAfter, assert_same_state, image_folder, state, trace
+from tiny import StopAfter, assert_same_state, go_on, image_folder, state, trace
 from zoo.data.loader import Batch
 from zoo.engine.collectives import Collectives, WorldOfOne
 from zoo.pretrain.methods.config_base import RunShape
@@ -136,6 +136,7 @@ def everything(world: Collectives, images: str, out: str) -> dict[str, Any]:
     results: dict[str, Any] = {name: trained(world, case) for name, case in CASES.items()}
     begin(world, images, Path(out) / "whole", None)
     begin(world, images, Path(out) / "half", 2)
+    begin(world, images, Path(out) / "left", 2)
     folder = RunFolder(Path(out) / "half")
     results["stopped after"] = len(trace(folder.path))
     world.barrier()
@@ -195,16 +196,20 @@ def test_a_run_of_two_processes_goes_on_bit_for_bit(pair: list[dict[str, Any]], 
     assert_same_state(out / "half", out / "whole")
 
 
-def test_a_run_of_two_processes_is_one_of_one_process(
+def test_the_number_of_processes_changes_no_number_and_may_change(
     pair: list[dict[str, Any]], images: Path, out: Path, tmp_path: Path
 ) -> None:
     begin(WorldOfOne(), str(images), tmp_path / "alone", None)
-    for (step, loss, lr), (other, other_loss, other_lr) in zip(
-        trace(tmp_path / "alone"), trace(out / "whole"), strict=True
-    ):
+    go_on(out / "left")  # what two processes began
+    for run in (out / "whole", out / "left"):
+        assert_close(tmp_path / "alone", run)
+
+
+def assert_close(first: Path, second: Path) -> None:
+    for (step, loss, lr), (other, other_loss, other_lr) in zip(trace(first), trace(second), strict=True):
         assert (step, lr) == (other, other_lr)
         assert loss == pytest.approx(other_loss, rel=1e-6)
-    one, two = state(tmp_path / "alone"), state(out / "whole")
+    one, two = state(first), state(second)
     for key in ("queue", "queue_ptr", "trunk.conv1.weight", "momentum_encoder.layer4.1.conv2.weight"):
         a, b = (found[f"shared/learner/{key}"] for found in (one, two))
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

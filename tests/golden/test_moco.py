@@ -318,7 +318,11 @@ def test_learning_rates(shared: Path, name: str) -> None:
 
 def test_version_one_is_a_linear_head_and_version_two_an_mlp() -> None:
     names = [
-        list(MoCo(Given(4), MoCoConfig(negatives=8, dim=3, hidden=hidden), shape_of(4), WorldOfOne()).state_dict())
+        list(
+            MoCo(
+                Given(4), MoCoConfig(negatives=8, dim=3, hidden=hidden), shape_of(4), WorldOfOne()
+            ).state_dict()
+        )
         for hidden in (0, 4)
     ]
     assert names[0] == [

@@ -110,7 +110,9 @@ def test_parts_give_what_the_whole_batch_gives(dictionary, key_views):
     whole, parted = moco(3, **settings), moco(3, accumulate=4, **settings)
     for step in range(4):
         batch = batch_of(step, 2, 1)
-        assert steps_in_parts(parted, batch, step, 4) == pytest.approx(one_step(whole, batch, step), rel=1e-12)
+        assert steps_in_parts(parted, batch, step, 4) == pytest.approx(
+            one_step(whole, batch, step), rel=1e-12
+        )
         assert_same(whole, parted, rtol=1e-9, atol=1e-12)
 
 
@@ -447,5 +449,5 @@ def test_a_dictionary_larger_than_the_memory_names_its_bytes(monkeypatch):
     "settings", [{"key_views": (1, 1)}, {"key_views": (-1,)}, {"momentum": 1.1}, {"temperature": 0}]
 )
 def test_values_out_of_range(settings):
-    with pytest.raises(ValueError, match="key_views|momentum|temperature"):
+    with pytest.raises(ValueError, match=r"key_views|momentum|temperature"):
         MoCoConfig(**settings)

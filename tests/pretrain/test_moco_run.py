@@ -87,8 +87,10 @@ def test_the_released_numbers(shared: Path, name: str) -> None:
     assert (recipe.views.blur_p, recipe.views.jitter_p) == ((0.5, 0.8) if own["mlp"] else (0.0, 1.0))
 
 
-@pytest.mark.parametrize("dictionary", ["queue", "batch", "memory_bank"])
-@pytest.mark.parametrize("stop", [2, 3])  # in the middle and at the end of an epoch of three steps
+# In the middle and at the end of an epoch of three steps.
+@pytest.mark.parametrize(
+    ("dictionary", "stop"), [("queue", 2), ("queue", 3), ("batch", 2), ("memory_bank", 2)]
+)
 def test_stopping_and_going_on_is_bit_for_bit(images, tmp_path, dictionary, stop):
     settings = {"method__dictionary": dictionary, "engine__accumulate": 2, "method__shuffle_groups": 4}
     whole = train(images, tmp_path / "whole", **settings)
@@ -162,7 +164,7 @@ def test_extending_a_run_follows_the_longer_schedule(images, tmp_path):
 
 
 def test_drops_of_the_rate_are_held_against_the_run(images, tmp_path, caplog):
-    with pytest.raises(InputError, match="drop_at belongs to schedule.name step"):
+    with pytest.raises(InputError, match=r"drop_at belongs to schedule\.name step"):
         resolve("swav_tiny", {"schedule.drop_at": [3]})
     with caplog.at_level(logging.WARNING, logger="zoo"):
         train(images, tmp_path / "run", recipe="moco_v1_rn50_200ep", epochs=1)
@@ -222,7 +224,8 @@ def test_heads_have_the_names_that_the_references_files_are_read_by(run, tmp_pat
     value = {f"module.{key}": heads[key] for key in ("queue", "queue_ptr")}
     for name, encoder in (("encoder_q", encoder_q), ("encoder_k", encoder_k)):
         value |= {
-            f"module.{name}.{key.replace('projection_head.', 'fc.')}": tensor for key, tensor in encoder.items()
+            f"module.{name}.{key.replace('projection_head.', 'fc.')}": tensor
+            for key, tensor in encoder.items()
         }
     torch.save({"state_dict": value, "epoch": 2, "arch": "resnet18"}, tmp_path / "checkpoint.pth.tar")
     model = read_model(tmp_path / "checkpoint.pth.tar")

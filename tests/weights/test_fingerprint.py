@@ -66,7 +66,9 @@ def test_other_networks_are_told_apart():
     tensors = weights_of(describe(), 1)
     recorded = record(tensors)
     assert features_differ(recorded, record(tensors)) is None
-    near = {name: value * (1 + 1e-7) if value.is_floating_point() else value for name, value in tensors.items()}
+    near = {
+        name: value * (1 + 1e-7) if value.is_floating_point() else value for name, value in tensors.items()
+    }
     assert features_differ(recorded, record(near)) is None
     changed = dict(tensors)
     changed["layer1.0.conv1.weight"] = tensors["layer1.0.conv1.weight"] * 1.01

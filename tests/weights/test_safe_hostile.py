@@ -166,13 +166,14 @@ def test_pipes_sockets_devices_and_folders(tmp_path, monkeypatch):
 
 
 MEASURE = """
-import os, resource, sys
+import gc, os, resource, sys
 from pathlib import Path
 import torch
 from zoo.errors import InputError
 from zoo.weights.safe import read_content
 
 torch.set_num_threads(1)
+gc.freeze()  # the children needn't look through what is imported
 for path in [None, *map(Path, sys.argv[1:])]:
     child = os.fork()  # its peak begins at what the parent takes
     if not child:

@@ -86,7 +86,10 @@ def test_what_nobody_recorded_is_no_failure():
     for reference in ("me/one", "me/one@v1", "local:me/one"):
         found = verify(reference)
         assert found.passed
-        assert {name for name, state in states(found).items() if state == "not recorded"} == {"features", "licence"}
+        assert {name for name, state in states(found).items() if state == "not recorded"} == {
+            "features",
+            "licence",
+        }
 
 
 def test_a_published_run_passes_and_so_does_the_run(run):
@@ -174,7 +177,10 @@ def test_two_wrong_fields_are_both_named_and_new_ones_are_let_pass(recorded):
     assert "arch is missing" in said and "licence is a whole number" in said
     rewrite(recorded, arch="resnet18", licence="mit", colour="red")
     found = verify(str(recorded))
-    assert found.passed and "of a later version: colour" in {c.name: c.detail for c in found.checks}["description"]
+    assert (
+        found.passed
+        and "of a later version: colour" in {c.name: c.detail for c in found.checks}["description"]
+    )
 
 
 def test_the_description_of_every_kind_of_bundle_passes():
@@ -280,7 +286,10 @@ def small_card(monkeypatch, tmp_path):
     mirror.mkdir()
     trunk = weights_of(describe(), 1)
     encoder = {f"module.encoder_q.{name}": value for name, value in trunk.items()}
-    encoder |= {"module.encoder_q.fc.0.weight": torch.ones(8, 64), "module.encoder_q.fc.0.bias": torch.ones(8)}
+    encoder |= {
+        "module.encoder_q.fc.0.weight": torch.ones(8, 64),
+        "module.encoder_q.fc.0.bias": torch.ones(8),
+    }
     torch.save({"epoch": 200, "state_dict": encoder}, mirror / "small.pth.tar")
     content = (mirror / "small.pth.tar").read_bytes()
     file = catalog.Remote(
@@ -315,7 +324,9 @@ def test_released_weights(small_card):
         "preprocessing": "ok", "licence": "ok",
     }  # fmt: skip
     detail = {check.name: check.detail for check in found.checks}
-    assert detail["licence"] == "MIT" and "size" in detail["published hash"] and "pinned" in detail["download"]
+    assert (
+        detail["licence"] == "MIT" and "size" in detail["published hash"] and "pinned" in detail["download"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,8 @@ class EfficiencyReport(Guarded):
     * ``steps``: how many were measured: the newest 4096 of this session, without its first two;
     * ``images_per_second``: all images over all the measured steps' time; ``step_seconds`` and
       ``median_step_seconds``. What lies between steps is left out: ``between_steps_seconds`` tells what
-      watchers, checkpoints and evaluations took from the third step of the session on;
+      watchers, checkpoints, evaluations and the beginnings of epochs took from the third step of the session
+      on;
     * ``sections``: of each section its ``share`` of the steps' time, mean ``seconds`` and
       ``median_seconds``;
     * ``flops_per_step``: ``flops_of`` the networks that were called in the session's first step;
@@ -244,13 +245,19 @@ class EfficiencyReport(Guarded):
     def __init__(self, file: Path) -> None:
         super().__init__("The efficiency report")
         self._file = file
+        self._learner: object = None
         self._listener: ModuleCalls | None = None
         self._images: deque[int] = deque(maxlen=KEEP)
         self._steps = 0
         self._between = 0.0
 
     def on_start(self, loop: Loop) -> None:
-        self.guard("starting", self._listen, loop.learner)
+        self._learner = loop.learner
+
+    def on_batch(self, batch: Any) -> None:
+        # Not before: at the start of an epoch a learner may look at all of its images.
+        if self._steps == 0:
+            self.guard("starting", self._listen, self._learner)
 
     def _listen(self, learner: object) -> None:
         if isinstance(learner, nn.Module):

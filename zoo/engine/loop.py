@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ __all__ = ["Callback", "Learner", "Loop", "StepRecord"]
 class Learner(Protocol):
     """What is trained: a module with hooks (``zoo.pretrain.methods.base.Method`` is one)."""
 
-    def on_epoch_start(self, epoch: int) -> None: ...
+    def on_epoch_start(self, epoch: int, batches: Callable[[], Iterator[tuple[Any, Any]]]) -> None: ...
     def before_step(self, step: int, epoch: int) -> None: ...
     def first_pass(self, parts: Sequence[tuple[Any, Any]]) -> list[Any]: ...
     def step(self, views: Any, batch: Any, given: Any = None) -> tuple[torch.Tensor, dict[str, float]]: ...
@@ -83,6 +84,10 @@ class Callback:
 
     def close(self) -> None:
         """Let go of files and the terminal; called last, also after an error."""
+
+
+class _PassStopped(Exception):
+    """A stop was asked for while a learner looked at an epoch's batches."""
 
 
 @dataclass
@@ -158,16 +163,19 @@ class Loop:
                 callback.close()
 
     def _train(self, batches: Iterator[Any], stop: StopRequest) -> None:
-        began = time.perf_counter()
-        self.sections.begin()
-        for batch in batches:
+        while self.step < self.total_steps:
+            epoch, position = divmod(self.step, self.steps_per_epoch)
+            if position == 0 and not self._start_epoch(epoch, stop):
+                return
+            began = time.perf_counter()
+            self.sections.begin()
+            batch = next(batches, None)
+            if batch is None:
+                return
             arrived = time.perf_counter()
             self.sections.mark("other")
             for callback in self.callbacks:
                 callback.on_batch(batch)
-            epoch, position = divmod(self.step, self.steps_per_epoch)
-            if position == 0:
-                self.learner.on_epoch_start(epoch)
             loss, lr, logs = self._one_step(batch, epoch)
             done = time.perf_counter()
             self.sections.end()
@@ -195,8 +203,29 @@ class Loop:
                 return
             if self.save_every and self.step % self.save_every == 0 and self.step < self.total_steps:
                 self.save()
-            began = time.perf_counter()
-            self.sections.begin()
+
+    def _start_epoch(self, epoch: int, stop: StopRequest) -> bool:
+        """The learner's hook, which may look at the epoch's batches first; false if that was stopped.
+
+        It comes before the first batch is asked for: the data workers of two passes are never there at once
+        before the first step.
+        """
+        began = time.perf_counter()
+        try:
+            with self.precision.autocast(), torch.no_grad():
+                self.learner.on_epoch_start(epoch, lambda: self._pass(stop))
+        except _PassStopped:
+            return False
+        self.elapsed += time.perf_counter() - began
+        return True
+
+    def _pass(self, stop: StopRequest) -> Iterator[tuple[Any, Any]]:
+        """The batches of the epoch that begins, in the parts that they are trained in."""
+        for batch in itertools.islice(self.batches(self.step), self.steps_per_epoch):
+            if self.world.any(stop.signal is not None):
+                raise _PassStopped
+            for part in [batch] if self.accumulate == 1 else batch.split(self.accumulate):
+                yield self.prepare(part), part
 
     def _one_step(self, batch: Any, epoch: int) -> tuple[float, float, dict[str, float]]:
         lr = self.lr_at(self.step)
@@ -211,7 +240,7 @@ class Loop:
                 f"The loss became {value} at step {self.step} (epoch {epoch}); "
                 "the weights were not touched by this step.",
                 fix="start a new run, if you like from these weights (--init-from), with a lower optimizer.lr, "
-                "a longer schedule.warmup_epochs or a higher method.epsilon",
+                "a longer schedule.warmup_epochs or, where the method has one, a higher temperature or epsilon",
             )
         self.learner.before_update(self.step)
         self.sections.mark("optimizer")

@@ -157,7 +157,7 @@ class Session:
             samples=len(self.images.source),
             classes=tuple(self.images.source.classes),
             accumulate=recipe.engine.accumulate,
-            sync_batchnorm=recipe.engine.sync_batchnorm,
+            sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
         )
         for warning in recipe.method.check(self.shape):
             log.warning("%s", warning)

@@ -22,6 +22,7 @@ __all__ = [
     "OK",
     "Check",
     "Verification",
+    "all_finite",
     "describe_network",
     "finite",
     "licence",
@@ -132,21 +133,27 @@ def strict(
     )
 
 
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether there is neither NaN nor infinity in it."""
+    small = tensor.is_floating_point() and tensor.dtype.itemsize == 1  # torch can't tell for those
+    return bool(torch.isfinite(tensor.float() if small else tensor).all())
+
+
 def finite(tensors: Mapping[str, torch.Tensor], where: object) -> tuple[bool, str]:
     """Look for NaN and infinity.
 
     Raises:
         InputError: there is one; the tensors are named.
     """
-    odd = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
+    odd = [name for name, value in tensors.items() if not all_finite(value)]
     if odd:
         listed = ", ".join(map(shown, odd[:3])) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
         raise InputError(f"NaN or infinity in {listed}.", where=where, fix="zoo doctor says more")
     return True, f"{len(tensors)} tensors hold nothing but finite numbers"
 
 
-def preprocessing(found: Verification, how: Mapping[str, Any], trunk: Any, where: object) -> None:
-    """Check a preprocessing, against the network's channels if there is a network."""
+def preprocessing(found: Verification, how: Mapping[str, Any], trunk: Any, where: object) -> bool:
+    """Check a preprocessing, against the network's channels if there is a network; whether it passes."""
     channels = None if trunk is None else int(next(trunk.parameters()).shape[1])
 
     def check() -> tuple[bool, str]:
@@ -154,7 +161,7 @@ def preprocessing(found: Verification, how: Mapping[str, Any], trunk: Any, where
         size = f"resize {how['resize']} ({how['interpolation']}), crop {how['crop']}"
         return True, f"{size}, mean {how['mean']}, std {how['std']}"
 
-    found.attempt("preprocessing", check)
+    return found.attempt("preprocessing", check) is not None
 
 
 def licence(found: Verification, name: str) -> None:

@@ -33,6 +33,7 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "features": (dict,),
 }
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+_PLANES = 1 << 16
 _FIX = "publish the model again"
 
 
@@ -114,9 +115,14 @@ def _inner_problems(info: Mapping[str, Any]) -> list[str]:
         and all(map(_is_number, features["values"]))
     ):
         problems.append("features lacks picture, norm or values")
-    aliases = info.get("aliases", {})
-    if not all(isinstance(names, dict) for names in aliases.values()):
-        problems.append("aliases is no dict of dicts")
+    for names in info.get("aliases", {}).values():
+        if not isinstance(names, dict) or not all(isinstance(source, str) for source in names.values()):
+            problems.append("aliases holds something that is no name of a tensor")
+    if not isinstance(info["lineage"].get("converted_from", {}), dict):
+        problems.append("lineage.converted_from is no object")
+    planes = info["base_planes"]
+    if planes is not None and not 0 < planes <= _PLANES:
+        problems.append(f"base_planes is {planes}")
     return problems
 
 

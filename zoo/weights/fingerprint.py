@@ -23,6 +23,7 @@ __all__ = ["TOLERANCE", "feature_record", "features_differ", "made_picture", "re
 PICTURE = "rings-1"  # another formula gets another name
 TOLERANCE = 1e-4
 _COUNT = 16  # features that are written down
+_SIDE = 448  # pixels; larger pictures tell no more
 _DIGITS = 6
 
 
@@ -49,8 +50,8 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
 
     Args:
         trunk: the network; it is made float64 and set to eval mode, so pass one that nobody else uses.
-        how: its preprocessing. The picture has the side ``crop`` already; only ``mean`` and ``std`` of it
-            are applied.
+        how: its preprocessing. The picture is drawn with the side ``crop`` (448 at most); ``mean`` and
+            ``std`` are applied.
         where: what it was read from, for messages.
 
     Returns:
@@ -60,7 +61,7 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
         InputError: features that are no finite numbers, or a preprocessing that doesn't fit the network.
     """
     mean, std = (torch.tensor(how[key], dtype=torch.float64)[:, None, None] for key in ("mean", "std"))
-    image = (made_picture(int(how["crop"]), len(mean)).double() / 255 - mean) / std
+    image = (made_picture(min(int(how["crop"]), _SIDE), len(mean)).double() / 255 - mean) / std
     trunk.double().eval()
     try:
         with torch.no_grad():

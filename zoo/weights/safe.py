@@ -42,7 +42,8 @@ class Content:
         container: ``safetensors``, ``torch zip``, ``torch legacy`` or ``numpy pickle``.
         value: nested dict, list, tuple, set, str, bytes, numbers and None; dense CPU tensors that need no
             gradient; numpy arrays and scalars; ``argparse.Namespace``, ``torch.dtype`` and ``torch.device``
-            as they are. An OrderedDict or Counter comes as a dict, a torch.Size as a tuple.
+            as they are. An OrderedDict or Counter comes as a dict, a torch.Size as a tuple, a device that
+            this torch doesn't know as text.
     """
 
     container: str
@@ -74,7 +75,7 @@ def read_content(path: Path, *, sha256: str | None = None) -> Content:
     """Read a file of weights.
 
     Without a hash, tensors of a torch zip or safetensors file lie in the mapped file: they take memory when
-    they are used, and changing them doesn't change the file.
+    they are used, and changing them doesn't change the file. The file must not be shortened meanwhile.
 
     Args:
         path: the file; its suffix doesn't matter.

@@ -21,6 +21,7 @@ from torch import nn
 
 from ..models.factory import create_trunk
 from ..tensors import seeded
+from .checks import all_finite
 from .formats.base import Network
 
 __all__ = ["SENTENCES", "Signs", "Stage", "edge_excess", "signs_of"]
@@ -155,18 +156,14 @@ def signs_of(trunk: Any, network: Network) -> Signs:
         trunk: of ``zoo.weights.fill.fill_trunk``.
         network: which it is: a new one of the same kind is made for comparison.
     """
-    non_finite = [
-        name
-        for name, tensor in trunk.state_dict().items()
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
-    ]
+    non_finite = [name for name, tensor in trunk.state_dict().items() if not all_finite(tensor)]
     modules = dict(trunk.named_modules())
     norms = [
         _norm(_stage(name), module)
         for name, module in modules.items()
         if isinstance(module, nn.BatchNorm2d) and _applied(name, modules)
     ]
-    weights = {name: m.weight.detach() for name, m in modules.items() if isinstance(m, nn.Conv2d)}
+    weights = {name: m.weight.detach().float() for name, m in modules.items() if isinstance(m, nn.Conv2d)}
     fresh = _fresh(network, int(next(iter(weights.values())).shape[1]))
     sound = {name for name in weights if f"{name}.weight" not in non_finite}
     chosen = _chosen({name: weights[name] for name in weights if name in sound})
@@ -237,8 +234,13 @@ def _fresh(network: Network, channels: int) -> dict[str, torch.Tensor]:
 
 
 def _norm(stage: str, norm: nn.BatchNorm2d) -> _Norm:
-    scale, shift, mean, variance = norm.weight, norm.bias, norm.running_mean, norm.running_var
-    assert mean is not None and variance is not None and norm.num_batches_tracked is not None
+    assert (
+        norm.running_mean is not None
+        and norm.running_var is not None
+        and norm.num_batches_tracked is not None
+    )
+    parts = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    scale, shift, mean, variance = (part.detach().float() for part in parts)
     zero = not bool(scale.any())
     return _Norm(
         stage=stage,

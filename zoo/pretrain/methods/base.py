@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,18 @@ class Method(nn.Module):
     def on_trunk_replaced(self) -> None:
         """Called when the trunk was given other values before the first step (``--init-from``)."""
 
-    def on_epoch_start(self, epoch: int) -> None:
-        """Called at step 0 of an epoch, epochs counted from 0."""
+    def on_epoch_start(
+        self, epoch: int, batches: Callable[[], Iterator[tuple[list[torch.Tensor], Batch]]]
+    ) -> None:
+        """Called before step 0 of an epoch, epochs counted from 0; runs without gradients.
+
+        Args:
+            epoch: the one that begins.
+            batches: gives this epoch's own batches once more, in the order (and the parts) that they are then
+                trained in, their views as ``step`` gets them. Going through them costs reading all images
+                again. Where it is stopped by a signal, it raises, and the epoch begins anew in the next
+                session: only a finished pass may leave traces.
+        """
 
     def before_step(self, step: int, epoch: int) -> None:
         """Called before the forward pass of a step, counted from 0 over the whole run."""

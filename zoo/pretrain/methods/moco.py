@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from ...data.loader import Batch
@@ -111,7 +110,7 @@ class MoCo(Method):
 
     def _follow(self) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q (eq. 2): parameters only, norms keep their statistics."""
-        followed = [*self.trunk.parameters(), *self.projection_head.parameters()]
+        followed: list[torch.Tensor] = [*self.trunk.parameters(), *self.projection_head.parameters()]
         following = list(self.momentum_encoder.parameters())
         torch._foreach_mul_(following, self.config.momentum)
         torch._foreach_add_(following, followed, alpha=1.0 - self.config.momentum)
@@ -179,7 +178,10 @@ class MoCo(Method):
         return self.world.gather(encoded)[order.argsort()]
 
     def shuffled(self, count: int, part: int, view: int) -> torch.Tensor:
-        """The order, (count,), in which the keys of this step are encoded; the same in all processes."""
+        """The order, (count,), in which the keys of this step are encoded; the same in all processes.
+
+        It depends on the step alone: which images the step has is what the run's seed decides.
+        """
         key = keyed_key(0, "moco shuffle", self._step, part, view)
         return torch.from_numpy(keyed_permutation(key, count))
 
@@ -202,9 +204,7 @@ class MoCo(Method):
             )
         return torch.stack(losses).mean()
 
-    def _loss_in_batch(
-        self, queries: torch.Tensor, keys: torch.Tensor, given: _Parts | None
-    ) -> torch.Tensor:
+    def _loss_in_batch(self, queries: torch.Tensor, keys: torch.Tensor, given: _Parts | None) -> torch.Tensor:
         number, all_queries, all_keys = given or _Parts(0, [queries], [keys])
         parts, size = len(all_keys), queries.shape[1]
         place = slice(number, number + 1)
@@ -218,9 +218,7 @@ class MoCo(Method):
         for view, of_view in zip(self._key_views, whole_keys, strict=True):
             others = self._others(whole_queries, view)
             repeated = own.repeat(len(others))
-            losses.append(
-                info_nce_in_batch(others.flatten(0, 1), of_view, repeated, self.config.temperature)
-            )
+            losses.append(info_nce_in_batch(others.flatten(0, 1), of_view, repeated, self.config.temperature))
         loss = torch.stack(losses).mean()
         # Each part has the whole loss, but only its own embeddings' share of the gradient, and the parts'
         # gradients are averaged.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
@@ -17,7 +17,7 @@ class SwAVConfig(MethodConfig):
     """See ``zoo.pretrain.methods.swav.SwAV``; sections, equations and tables are the paper's."""
 
     name: Literal["swav"] = "swav"
-    prototypes: PositiveInt | tuple[PositiveInt, ...] = Field(
+    prototypes: int | tuple[int, ...] = Field(
         default=3000, description="K, the number of prototypes; a list: several sets, the loss is their mean"
     )
     hidden: int = Field(
@@ -45,11 +45,12 @@ class SwAVConfig(MethodConfig):
         description="codes and queue from a running average of the network, which keeps this share a step",
     )
 
-    @field_validator("prototypes")
+    @field_validator("prototypes", mode="before")
     @classmethod
-    def _some(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
-        if value == ():
-            raise ValueError("a list of sets of prototypes holds at least one number")
+    def _counted(cls, value: Any) -> Any:
+        several = value if isinstance(value, list | tuple) else [value]
+        if not several or any(type(count) is not int or count < 1 for count in several):
+            raise ValueError("a number above 0, or for several sets of prototypes a list of such numbers")
         return value
 
     @field_validator("crops_for_assign")

@@ -204,9 +204,13 @@ def dtype_of(code: Any, state: Any) -> np.dtype[Any]:
 
 
 def plain_array(
-    sizes: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, raw: bytes | memoryview, allowance: Allowance
+    sizes: tuple[int, ...],
+    dtype: np.dtype[Any],
+    fortran: bool,
+    raw: bytes | bytearray | memoryview,
+    allowance: Allowance,
 ) -> np.ndarray[Any, Any]:
-    """An array of its own, in this machine's byte order.
+    """An array of its own, in this machine's byte order; it lies in ``raw`` if that is a bytearray.
 
     Raises:
         InputError: the bytes are not as many as the sizes say.
@@ -222,4 +226,5 @@ def plain_array(
         raise odd("A flag in the file is neither true nor false.")
     if dtype.kind == "U" and flat.view(np.dtype("u4").newbyteorder(dtype.byteorder)).max() > sys.maxunicode:
         raise odd("A text in the file has a character that is no letter.")
-    return np.array(flat.reshape(sizes, order="F" if fortran else "C"), native, order="K")
+    shaped = flat.reshape(sizes, order="F" if fortran else "C")
+    return np.asarray(shaped, native) if type(raw) is bytearray else np.array(shaped, native, order="K")

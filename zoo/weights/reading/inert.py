@@ -87,7 +87,10 @@ class Values:
         if isinstance(note, tuple):
             return tuple([self.value(item, depth + 1) for item in note])
         if isinstance(note, Text | memoryview):
-            value = note.read() if isinstance(note, Text) else bytes(note)
+            try:
+                value = note.read() if isinstance(note, Text) else bytes(note)
+            except ValueError:
+                raise odd("A text in the file can't be decoded.") from None
             self.allowance.spend(sys.getsizeof(value))
             return value
         if isinstance(note, Call) and note.name in _MAKERS:
@@ -185,11 +188,15 @@ def _size(values: Values, call: Call, depth: int) -> tuple[int, ...]:
     return _naturals(call)
 
 
-def _device(values: Values, call: Call, depth: int) -> torch.device:
+def _device(values: Values, call: Call, depth: int) -> torch.device | str:
     kind, index = (*_args(call, 1, 2), None)[:2]
     if type(kind) is not str or (index is not None and not natural(index)):
         raise odd("The name of a device in the file is damaged.")
-    return torch.device(kind) if index is None else torch.device(kind, index)
+    name = kind if index is None else f"{kind}:{index}"
+    try:
+        return torch.device(name)
+    except RuntimeError:  # this torch doesn't know it
+        return name
 
 
 def _bytes(values: Values, call: Call, depth: int) -> bytes | memoryview:
@@ -198,7 +205,7 @@ def _bytes(values: Values, call: Call, depth: int) -> bytes | memoryview:
     return bytes(raw)
 
 
-def _raw(note: Any) -> bytes | memoryview:
+def _raw(note: Any) -> bytes | bytearray | memoryview:
     """Bytes, however a protocol writes them: 0 to 2 have no instruction for them.
 
     There is bytes() for none, _codecs.encode(text, "latin1") for some, and bytearray(bytes).
@@ -208,13 +215,14 @@ def _raw(note: Any) -> bytes | memoryview:
         if args[1:] not in ((), ("latin1",), ("latin-1",)):
             raise odd("The file encodes a text as something else than Latin-1.")
         note = _raw(args[0]) if args else b""
-    if isinstance(note, Text):
-        note = note.read()
-    if isinstance(note, str):
-        if not note.isascii() and max(note) > "\xff":
-            raise odd("The file encodes a text as Latin-1 that is none.")
-        note = note.encode("latin-1")
-    if not isinstance(note, bytes | memoryview):
+    try:
+        if isinstance(note, Text):
+            return note.latin1()
+        if isinstance(note, str):
+            return note.encode("latin-1")
+    except ValueError:
+        raise odd("The file encodes a text as Latin-1 that is none.") from None
+    if not isinstance(note, bytes | bytearray | memoryview):
         raise odd("The data of an array in the file is no row of bytes.")
     return note
 
@@ -270,6 +278,14 @@ def _dtype(note: Any) -> np.dtype[Any]:
     return dtype_of(note.args[0], note.steps[0][1][0] if note.steps else None)
 
 
+def _filled(values: Values, shape: Any, dtype: Any, fortran: bool, data: Any) -> np.ndarray[Any, Any]:
+    lent = len(data.raw) if isinstance(data, Text) else 0  # while it is decoded
+    values.allowance.spend(lent)
+    made = plain_array(_naturals(shape), _dtype(dtype), fortran, _raw(data), values.allowance)
+    values.allowance.left += lent
+    return made
+
+
 def _array(values: Values, call: Call, depth: int) -> np.ndarray[Any, Any]:
     """_reconstruct(ndarray, (0,), b"b") with the state ([version,] shape, dtype, is Fortran, data)."""
     kind = call.args[0] if call.args else None
@@ -279,20 +295,19 @@ def _array(values: Values, call: Call, depth: int) -> np.ndarray[Any, Any]:
     if type(state) is not tuple or len(state) not in (4, 5):
         raise odd("An array in the file is damaged.")
     shape, dtype, fortran, data = state[-4:]
-    kind = _dtype(dtype)
-    return plain_array(_naturals(shape), kind, fortran is True or fortran == 1, _raw(data), values.allowance)
+    return _filled(values, shape, dtype, fortran is True or fortran == 1, data)
 
 
 def _array_of_buffer(values: Values, call: Call, depth: int) -> np.ndarray[Any, Any]:
     """_frombuffer(data, dtype, shape, order[, order of the axes]), protocol 5."""
     data, dtype, shape, order, axes = (*_args(call, 4, 5), None)[:5]
-    made = plain_array(_naturals(shape), _dtype(dtype), order == "F", _raw(data), values.allowance)
+    made = _filled(values, shape, dtype, order == "F", data)
     return made if axes is None else made.transpose(_naturals(axes))
 
 
 def _scalar(values: Values, call: Call, depth: int) -> Any:
     dtype, data = _args(call, 2)
-    return plain_array((), _dtype(dtype), False, _raw(data), values.allowance)[()]
+    return _filled(values, (), dtype, False, data)[()]
 
 
 _BUILTINS = ("builtins", "__builtin__")  # protocols 0 to 2 have Python 2's name

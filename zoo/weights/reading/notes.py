@@ -32,6 +32,7 @@ RESAVE = (
     "where you trust the file, load it with the code that made it and save only its tensors: "
     "torch.save(model.state_dict(), 'weights.pth')"
 )
+_PIECE = 1 << 20
 
 Buffer = bytes | bytearray | mmap.mmap
 
@@ -98,7 +99,7 @@ class Text:
             ValueError: it can't be decoded.
         """
         if self.encoding == "string-escape":
-            return unquoted(bytes(self.raw))
+            return unquoted(self.raw)
         wide = rb"[\xc4-\xff]" if self.encoding == "utf-8" else rb"\\U|\\u(?!00)"
         if len(self.raw) > 1 << 20 and re.search(wide, self.raw):
             raise InputError(
@@ -106,6 +107,21 @@ class Text:
                 fix="save the weights without it",
             )
         return str(self.raw, self.encoding, "surrogatepass")
+
+    def latin1(self) -> bytes | bytearray:
+        """The bytes that the text stands for, one for each letter; piece by piece, to save memory.
+
+        Raises:
+            ValueError: it can't be decoded, or has other letters.
+        """
+        if self.encoding == "string-escape":
+            return unquoted(self.raw)
+        decoder = codecs.getincrementaldecoder(self.encoding)()
+        made = bytearray()
+        for start in range(0, len(self.raw), _PIECE):
+            made += decoder.decode(bytes(self.raw[start : start + _PIECE])).encode("latin-1")
+        made += decoder.decode(b"", final=True).encode("latin-1")
+        return made
 
 
 class Allowance:
@@ -141,17 +157,20 @@ def shown(text: object) -> str:
     return plain if len(plain) <= 100 else f"{plain[:97]}..."
 
 
-def unquoted(raw: bytes) -> bytes:
+def unquoted(raw: memoryview) -> bytes:
     """What a quoted byte string of Python 2 stands for.
 
     Raises:
         ValueError: it is no such string.
     """
-    if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1:] != raw[:1]:
+    quote = bytes(raw[:1])
+    if len(raw) < 2 or quote not in (b"'", b'"') or raw[-1:] != quote:
         raise ValueError("a string without quotes")
+    # The codec prints a warning at an escape that Python 2 has never written. (A search for one after
+    # any number of backslashes would take memory for each.)
+    unknown = rb"(?<!\\)(?:\\\\){0,200}\\(?![\\'\"nrtx])"
     body = raw[1:-1]
-    # The codec would print a warning at an escape that Python 2 has never written.
-    if re.search(rb"\\(?![\\'\"nrtx])", body.replace(b"\\\\", b"")):
+    if re.search(rb"\\{400}", body) or re.search(unknown, body):
         raise ValueError("an unknown escape in a string")
     decoded: Any = codecs.escape_decode(body)[0]  # bytes, whatever the stubs say
     return bytes(decoded)

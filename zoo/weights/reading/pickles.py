@@ -167,7 +167,7 @@ class _Machine:
             self.push(Text(raw, "string-escape"))
             return
         self.allowance.spend(len(raw))
-        self.string(memoryview(unquoted(bytes(raw))))
+        self.string(memoryview(unquoted(raw)))
 
     def long(self, count: int) -> None:
         if count > _LONG_NUMBER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -26,7 +27,7 @@ class Torchvision(Writer):
         """The file; the same tensors give the same bytes."""
         # By a name torch would put that name into the file, and the one for now is a temporary one.
         with open(place, "wb") as file:
-            torch.save(source.network_tensors(), file)
+            _save(source.network_tensors(), file)
         what, plan = source.what, source.plan
         assert plan is not None
         own = [f"a stem of {plan.base} channels"] if plan.base != 64 else []
@@ -45,3 +46,13 @@ class Torchvision(Writer):
                 "there is no classifier: load_state_dict(state, strict=False) misses fc and nothing else"
             )
         return tuple(notes)
+
+
+def _save(tensors: dict[str, torch.Tensor], file: BinaryIO) -> None:
+    try:
+        torch.save(tensors, file)
+    except RuntimeError as error:
+        # What the disk said, torch hides behind a complaint about the file's length.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise

@@ -1,0 +1,271 @@
+"""Every recipe that comes with the package runs: two steps, with only data, batch and widths made small.
+
+A new recipe is picked up by itself. What it must be, by its sources, belongs into ``EXPECTED``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tiny import StopAfter, image_folder, lines
+from zoo.engine.loop import Callback, Loop
+from zoo.pretrain import run
+from zoo.pretrain.config import Recipe
+from zoo.pretrain.resolve import list_recipes, resolve
+
+BATCH, IMAGES = 4, 8  # two steps an epoch
+# Widths and counts of methods, by the names of their settings; one that is not there stays as it is.
+NARROW: dict[str, Any] = {
+    "hidden": 16,
+    "dim": 8,
+    "prototypes": 4,
+    "queue_length": 4,
+    "negatives": 8,
+    "shuffle_groups": 2,
+}
+
+Crops = tuple[tuple[int, int, float, float], ...]  # (views, pixels, smallest, largest share of the area)
+SWAV = ((2, 224, 0.14, 1.0), (6, 96, 0.05, 0.14))
+TWO = ((2, 224, 0.08, 1.0),)
+CHEAP = ((2, 160, 0.08, 1.0), (4, 96, 0.05, 0.14))
+WIDE = ((2, 224, 0.14, 1.0), (4, 96, 0.05, 0.14))
+A7 = ((2, 224, 0.08, 1.0), (6, 96, 0.05, 0.14))
+
+
+class Rates(NamedTuple):
+    """The optimizer and its schedule: linear from ``start`` to ``peak`` in ``warmup`` epochs, cosine to ``final``."""
+
+    optimizer: str
+    peak: float
+    final: float
+    start: float
+    warmup: float
+    decay: float
+    decays_all: bool  # biases and norms, too
+
+
+class Expected(NamedTuple):
+    """A recipe by its sources, which its header names; ``method`` has what is not the method's default."""
+
+    arch: str
+    crops: Crops
+    batch: int
+    epochs: int
+    rates: Rates
+    method: Mapping[str, Any]
+
+
+BIG = Rates("lars", 4.8, 0.0048, 0.3, 10, 1e-6, True)  # released scripts at batch 4096, A.1
+SMALL = Rates("lars", 0.6, 0.0006, 0.0, 0, 1e-6, True)  # released scripts at batch 256, A.6
+BILLION = BIG._replace(warmup=0.0128)
+CHEN = Rates("lars", 4.8, 0.0, 0.0, 10, 1e-6, False)  # SimCLR's paper and code
+LABELS = Rates("sgd", 1.6, 0.0, 0.1, 5, 1e-4, False)
+FROZEN = {"freeze_prototypes_steps": 313}
+QUEUE = {"freeze_prototypes_steps": 5005, "queue_length": 3840, "queue_start_epoch": 15}
+EXPECTED: dict[str, Expected] = {
+    **{
+        f"swav_rn50_{epochs}ep": Expected("resnet50", SWAV, 4096, epochs, BIG, FROZEN)
+        for epochs in (100, 200, 400, 800)
+    },
+    "swav_rn50_400ep_2x224": Expected("resnet50", TWO, 4096, 400, BIG, FROZEN),
+    "swav_rn50_400ep_2x160_4x96": Expected("resnet50", CHEAP, 4096, 400, BIG, FROZEN),
+    "swav_rn50_bs256": Expected("resnet50", SWAV, 256, 200, SMALL, QUEUE),
+    "swav_rn50_bs256_400ep": Expected("resnet50", SWAV, 256, 400, SMALL, QUEUE),
+    "swav_rn50_bs256_2x160_4x96": Expected(
+        "resnet50", ((2, 160, 0.14, 1.0), (4, 96, 0.05, 0.14)), 256, 200, SMALL, QUEUE
+    ),
+    "swav_rn50_bs256_momentum": Expected(
+        "resnet50", SWAV, 256, 200, SMALL, {**QUEUE, "queue_length": 65536, "momentum_encoder": 0.999}
+    ),
+    "swav_rn50w2_400ep": Expected("resnet50w2", WIDE, 4096, 400, BIG, {**FROZEN, "hidden": 8192}),
+    "swav_rn50w4_400ep": Expected(
+        "resnet50w4",
+        ((2, 224, 0.08, 1.0), (4, 96, 0.08, 0.14)),
+        2560,
+        400,
+        BIG,
+        {**FROZEN, "hidden": 8192, "queue_length": 2560, "queue_start_epoch": 0},
+    ),
+    "swav_rn50w5_400ep": Expected(
+        "resnet50w5",
+        WIDE,
+        1536,
+        400,
+        BIG._replace(final=0.0, start=0.1875),
+        {**FROZEN, "hidden": 10240, "head_norm": False, "queue_length": 1536, "queue_start_epoch": 0},
+    ),
+    "swav_rn50_1b": Expected("resnet50", A7, 4096, 1, BILLION, FROZEN),
+    **{
+        f"swav_rnx101_32x{width}d_1b": Expected(f"resnext101_32x{width}d", A7, 4096, 1, BILLION, FROZEN)
+        for width in (8, 16, 32, 48)
+    },
+    "simclr_rn50_400ep_2x224": Expected("resnet50", TWO, 4096, 400, BIG, {}),
+    "simclr_rn50_400ep_2x160_4x96": Expected("resnet50", CHEAP, 4096, 400, BIG, {}),
+    "simclr_rn50_1000ep": Expected("resnet50", TWO, 4096, 1000, CHEN, {}),
+    "simclr_rn50w2_1000ep": Expected("resnet50w2", TWO, 4096, 1000, CHEN, {"hidden": 4096}),
+    "simclr_rn50w4_1000ep": Expected("resnet50w4", TWO, 4096, 1000, CHEN, {"hidden": 8192}),
+    "simclr_rn50_bs256": Expected("resnet50", TWO, 256, 200, CHEN._replace(peak=0.3), {}),
+    "simclr_rn50_1b": Expected("resnet50", TWO, 4096, 1, BILLION, {}),
+    "supervised_rn50_200ep_2x224": Expected("resnet50", TWO, 4096, 200, LABELS, {}),
+    "supervised_rn50_200ep_2x160_4x96": Expected("resnet50", CHEAP, 4096, 200, LABELS, {}),
+    **{
+        f"supervised_rn50w{width}_200ep": Expected(f"resnet50w{width}", TWO, 4096, 200, LABELS, {})
+        for width in (2, 4, 5)
+    },
+}
+# What the SwAV paper and its released scripts have in common (A.1), and A.8.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "swav": {
+        "prototypes": 3000,
+        "hidden": 2048,
+        "head_norm": True,
+        "dim": 128,
+        "temperature": 0.1,
+        "epsilon": 0.05,
+        "sinkhorn_iterations": 3,
+        "codes": "soft",
+        "crops_for_assign": (0, 1),
+        "learn_prototypes": True,
+        "queue_length": 0,
+        "momentum_encoder": None,
+    },
+    "simclr": {"hidden": 2048, "dim": 128, "temperature": 0.1},
+    "supervised": {},
+}
+
+
+class Watch(Callback):
+    """The loop of a run."""
+
+    loop: Loop
+
+    def on_start(self, loop: Loop) -> None:
+        self.loop = loop
+
+
+def reduced(recipe: Recipe) -> dict[str, Any]:
+    """Overrides: pixels, channels, widths, images and processors; rates, epochs and views stay."""
+    method = {
+        f"method.{key}": (value,) * len(given) if isinstance(given, tuple) else min(value, given)
+        for key, value in NARROW.items()
+        if (given := getattr(recipe.method, key, 0))
+    }
+    return {
+        **method,
+        "trunk.base_planes": 8,  # the fewest of which a ResNeXt's groups get one
+        "views.size": [max(8, size // 14) for size in recipe.views.size],
+        "batch_size": BATCH,
+        "device": "cpu",
+        "precision": "float32",
+        "data.workers": 0,
+        "data.augment_on": "worker",
+        "checkpoint.every_steps": None,
+        "checkpoint.every_epochs": None,
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_folder(tmp_path_factory.mktemp("images"), count=IMAGES)
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_two_steps(name: str, folder: Path, tmp_path: Path) -> None:
+    recipe = resolve(name).recipe
+    watch = Watch()
+    done = run.start(
+        name,
+        data=str(folder),
+        out=tmp_path / "run",
+        overrides=reduced(recipe),
+        callbacks=(watch, StopAfter(2)),
+        progress="quiet",
+    )
+    first, second = lines(done.path)
+    assert math.isfinite(first["loss"])
+    assert math.isfinite(second["loss"])
+    assert [line["lr"] for line in (first, second)] == [watch.loop.lr_at(step) for step in (0, 1)]
+    if name in EXPECTED:
+        check_rates(EXPECTED[name].rates, watch.loop, recipe.epochs)
+        check_groups(EXPECTED[name].rates, watch.loop)
+
+
+def check_rates(want: Rates, loop: Loop, epochs: int) -> None:
+    """The rate of some steps of the whole run, by the formula of the reference (``main_swav.py``)."""
+    steps = epochs * loop.steps_per_epoch
+    assert loop.total_steps == steps
+    warmup = round(want.warmup * loop.steps_per_epoch)
+    for step in {0, warmup // 2, max(0, warmup - 1), warmup, steps // 2, steps - 1}:
+        if step < warmup:
+            rate = want.start + (want.peak - want.start) * step / (warmup - 1)
+        else:
+            part = (step - warmup) / (steps - warmup)
+            rate = want.final + (want.peak - want.final) * (1 + math.cos(math.pi * part)) / 2
+        assert loop.lr_at(step) == pytest.approx(rate, rel=1e-9, abs=1e-12), step
+
+
+def check_groups(want: Rates, loop: Loop) -> None:
+    """Which parameters are decayed (and by LARS adapted), and that none is forgotten."""
+    groups = loop.optimizer.param_groups
+    assert type(loop.optimizer).__name__.lower() == want.optimizer
+    trained = [parameter for parameter in loop.learner.parameters() if parameter.requires_grad]
+    grouped = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
+    assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in trained}
+    assert len(grouped) == len(trained)
+    for group in groups:
+        assert group["momentum"] == 0.9
+        flat = {parameter.ndim <= 1 for parameter in group["params"]}
+        if want.decays_all:
+            assert group["weight_decay"] == want.decay
+        else:
+            assert len(flat) == 1
+            assert group["weight_decay"] == (0.0 if flat == {True} else want.decay)
+        if want.optimizer == "lars":
+            assert group["trust"] == 0.001
+            assert group["adapt"] is (want.decays_all or flat == {False})
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_recipe_is_what_its_sources_say(name: str) -> None:
+    recipe, want = resolve(name).recipe, EXPECTED[name]
+    views = recipe.views
+    kinds = zip(views.count, views.size, views.min_scale, views.max_scale, strict=True)
+    assert tuple(kinds) == want.crops
+    assert (recipe.trunk.arch, recipe.batch_size, recipe.epochs) == (want.arch, want.batch, want.epochs)
+    assert (recipe.trunk.stem, recipe.trunk.base_planes, recipe.seed) == ("imagenet", None, 0)
+    settings = recipe.method.model_dump()
+    for key, value in {**DEFAULTS[settings["name"]], **want.method}.items():
+        assert settings[key] == value, key
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    assert want.rates == Rates(
+        optimizer.name,
+        optimizer.lr,
+        schedule.final_lr,
+        schedule.start_lr,
+        schedule.warmup_epochs,
+        optimizer.weight_decay,
+        not optimizer.exclude_one_dimensional,
+    )
+    assert (optimizer.momentum, recipe.engine.sync_batchnorm) == (0.9, True)
+    # SimCLR's distortions everywhere (A.2): strength 1, grayscale 0.2, blur in half of the views.
+    assert (views.jitter, views.jitter_p, views.gray_p) == ((0.8, 0.8, 0.8, 0.2), 0.8, 0.2)
+    assert (views.blur_p, views.blur_radius, views.flip_p) == (0.5, (0.1, 2.0), 0.5)
+    own = name.endswith("_1000ep") or name == "simclr_rn50_bs256"  # SimCLR's release; the others are SwAV's
+    assert views.std == ((0.229, 0.224, 0.225) if own else (0.228, 0.224, 0.225))
+    assert views.interpolation == ("bicubic" if own else "bilinear")
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_recipes_header_says_where_its_numbers_come_from(name: str) -> None:
+    text = (Path(run.__file__).parent / "recipes" / f"{name}.yaml").read_text("utf-8")
+    header = text[: text.index("\nsummary:")]
+    assert all(line.startswith("#") for line in header.splitlines())
+    assert "Sources" in header
+    assert "Measured here: " in header or "Evidence" in header
+    assert "ardware" in header
+    assert resolve(name).recipe.summary
