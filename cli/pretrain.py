@@ -39,7 +39,9 @@ def pretrain(
     ] = None,
     init_from: Annotated[
         str | None,
-        typer.Option("--init-from", metavar="RUN|FILE|MODEL", help="Start a new run from these trunk weights."),
+        typer.Option(
+            "--init-from", metavar="RUN|FILE|MODEL", help="Start a new run from these trunk weights."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the images.")] = None,
     batch_size: Annotated[

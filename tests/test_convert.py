@@ -31,7 +31,7 @@ from weights.writers.sources import backbone, classified, same, swav_file
 from zoo.conversion import convert
 from zoo.errors import InputError, RunError
 from zoo.weights import catalog
-from zoo.weights.bundle import read_bundle
+from zoo.weights.bundle import read_bundle, write_bundle
 from zoo.weights.formats import read_model
 from zoo.weights.hubs.local import LocalHub
 
@@ -104,6 +104,16 @@ def test_the_zoos_own_models_keep_their_history(tmp_path: Path) -> None:
     again = convert(done.path, name="me/small")  # the same model, by another title
     assert again.published is not None and again.path == again.published.path
     assert LocalHub().resolve("me/small").weights_sha256 == before.weights_sha256
+
+
+def test_a_bundle_that_says_nothing_of_its_history(tmp_path: Path) -> None:
+    what = describe(recipe={}, data={}, lineage={})
+    (tmp_path / "bare").mkdir()
+    write_bundle(tmp_path / "bare", what, weights_of(what), {}, "# A card\n")
+    done = convert(tmp_path / "bare", out=tmp_path / "copy")
+    assert read_bundle(done.path).info["lineage"] == {
+        "converted_from": {"format": "zoo_bundle", "what": "a published model"}
+    }
 
 
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

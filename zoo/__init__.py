@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["extract", "load", "pretrain", "publish"]
+__all__ = ["convert", "extract", "load", "pretrain", "publish"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +16,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".pretrain", __name__)
     if name == "load":
         return importlib.import_module(".loading", __name__).load
+    if name == "convert":
+        return importlib.import_module(".conversion", __name__).convert
     if name == "publish":
         return importlib.import_module(".pretrain.publish", __name__).publish_run
     if name == "extract":

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .errors import InputError
-from .tensors import read_safetensors
-from .weights.bundle import HEADS, WEIGHTS, Bundle
+from .weights.bundle import CLASSIFIER, HEADS, WEIGHTS, Bundle
+from .weights.description import check_description
 from .weights.formats.base import Account, ForeignModel
-from .weights.load import open_bundle, read_foreign
+from .weights.load import bundle_tensors, open_bundle, read_foreign
 from .weights.reference import Reference, parse_reference
 
 __all__ = ["contents_of"]
@@ -48,9 +46,10 @@ def contents_of(
 
 
 def _of_run(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
-    from .pretrain.publish import read_run
+    from .pretrain.publish import read_run, split_classifier
 
     what, trunk, heads = read_run(Path(target.name).expanduser())
+    heads, classifier = split_classifier(heads)
     known = {
         key: getattr(what, key) for key in ("licence", "lineage", "recipe", "data", "versions", "results")
     }
@@ -60,7 +59,7 @@ def _of_run(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
         network=what.network,
         trunk=trunk,
         heads=heads,
-        classifier={},
+        classifier=classifier,
         method=what.method,
         preprocessing=what.preprocessing,
         account=Account(len(trunk)),
@@ -71,22 +70,15 @@ def _of_run(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
 def _of_bundle(bundle: Bundle) -> tuple[ForeignModel, dict[str, Any]]:
     info = bundle.info
 
-    def tensors(name: str) -> dict[str, torch.Tensor]:
-        if name not in bundle.sums:
-            return {}
-        found = read_safetensors(bundle.path / name)
-        for alias, source in info.get("aliases", {}).get(name, {}).items():
-            found[alias] = found[source]
-        return found
-
-    trunk = tensors(WEIGHTS)
+    check_description(info, bundle.path / "zoo.json")
+    trunk = bundle_tensors(bundle, WEIGHTS)
     model = ForeignModel(
         format="zoo_bundle",
         what="a published model",
         network=bundle.network,
         trunk=trunk,
-        heads=tensors(HEADS),
-        classifier={} if bundle.classifier is None else read_safetensors(bundle.classifier),
+        heads=bundle_tensors(bundle, HEADS) if HEADS in bundle.sums else {},
+        classifier={} if bundle.classifier is None else bundle_tensors(bundle, CLASSIFIER),
         method=info["method"],
         preprocessing=info["preprocessing"],
         account=Account(len(trunk)),

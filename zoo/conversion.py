@@ -18,6 +18,7 @@ from .models.factory import create_trunk
 from .weights.bundle import Description
 from .weights.catalog import Remote
 from .weights.fill import fill_trunk
+from .weights.fingerprint import record_features
 from .weights.formats.base import Account, ForeignModel, Network
 from .weights.hubs.local import LocalHub, Published, check_name
 from .weights.hubs.url import fetch
@@ -141,18 +142,15 @@ def _describe(
     model: ForeignModel, known: dict[str, Any], wanted: Reference, licence: str | None, features: int
 ) -> Description:
     """The zoo's own models keep their history; of others it says what they were converted from."""
-    if "recipe" in known:
-        history = {key: known[key] for key in ("recipe", "data", "lineage", "versions")}
-        history["results"] = known.get("results", [])
-    else:
-        lineage = dict(known.get("lineage", {}))
+    lineage = dict(known.get("lineage", {}))
+    if not {"step", "converted_from"} & lineage.keys():
         origin = {"format": model.format, "what": model.what, **lineage}
         file = _file_of(wanted, lineage)
         if file is not None:
             origin["sha256"] = file_sha256(file)
         if model.facts:
             origin["facts"] = model.facts
-        history = {"recipe": {}, "data": {}, "lineage": {"converted_from": origin}, "versions": {}}
+        lineage = {"converted_from": origin}
     network = model.network
     return Description(
         arch=network.arch,
@@ -164,14 +162,20 @@ def _describe(
         preprocessing=model.preprocessing,
         licence=licence or known.get("licence", "unspecified"),
         num_classes=len(model.classifier["weight"]) if model.classifier else 0,
-        **history,
+        recipe=known.get("recipe", {}),
+        data=known.get("data", {}),
+        lineage=lineage,
+        versions=known.get("versions", {}),
+        results=known.get("results", []),
+        features=record_features(network, model.trunk, model.preprocessing, wanted.where),
     )
 
 
 def _file_of(wanted: Reference, lineage: dict[str, Any]) -> Path | None:
     """The file that foreign weights were read from; what was downloaded is in the cache by now."""
     if wanted.kind in ("file", "path"):
-        return Path(wanted.name).expanduser()
+        path = Path(wanted.name).expanduser()
+        return path if path.is_file() else None
     if wanted.kind == "url":
         return fetch(wanted.name, progress=False)
     if "file" in lineage:  # released: kept under its base name

@@ -120,7 +120,9 @@ def test_many_iterations_share_the_set_equally():
     prototypes[3:] = -F.normalize(rows.sum(dim=0), dim=0)  # nobody's favourites
     offsets = sinkhorn_offsets(rows, prototypes, 0.5, 200)
     codes = F.softmax(rows @ prototypes.T / 0.5 + offsets, dim=1)
-    torch.testing.assert_close(codes.sum(dim=0), torch.full((6,), 10.0, dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        codes.sum(dim=0), torch.full((6,), 10.0, dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def plain_loss(scores, targets, temperature):

@@ -113,7 +113,7 @@ def test_data_without_labels_are_refused_before_anything_is_trained(tmp_path):
     flat = image_folder(tmp_path / "flat", classes=0)
     with pytest.raises(InputError, match="24 carry no labels") as caught:
         train(flat, tmp_path / "run")
-    assert "data.sources" in caught.value.where
+    assert caught.value.where == str(flat)
     assert "sub-folder for each class" in caught.value.fix
     assert not (tmp_path / "run").exists()
 

@@ -186,6 +186,13 @@ def test_norms_that_amdim_does_not_use_say_nothing():
     assert counts[False] == 3 < counts[True]
 
 
+def test_half_precision_is_no_obstacle(trained):
+    halved = {
+        name: value.bfloat16() if value.is_floating_point() else value for name, value in trained.items()
+    }
+    assert signs(halved).verdict == "trained"
+
+
 # --- files and models ---
 
 

@@ -69,7 +69,7 @@ def test_a_reference_can_not_lead_out_of_the_hub(name):
 def test_an_unknown_model_gets_the_nearest_names():
     publish("me/swav_tiny")
     publish("you/other")
-    with pytest.raises(InputError, match="neither a path that exists nor a model") as caught:
+    with pytest.raises(InputError, match="neither a path that exists, nor a model") as caught:
         zoo.load("me/swav_tyni")
     assert "me/swav_tiny" in caught.value.fix and "you/other" not in caught.value.fix
     with pytest.raises(InputError) as caught:
@@ -253,7 +253,7 @@ def test_damaged_references_are_named(content):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize(
     "broken",
-    ["zoo.weights.bundle.write_safetensors", "zoo.weights.bundle.write_json", "zoo.files.fsync_path"],
+    ["zoo.tensors.write_safetensors", "zoo.weights.bundle.write_json", "zoo.files.fsync_path"],
 )
 def test_a_full_disk_leaves_the_old_revision_whole(monkeypatch, broken, number):
     old = publish(seed=0, tag="v1")

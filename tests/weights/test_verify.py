@@ -2,68 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-from zoo.errors import InputError
 from zoo.models.factory import create_trunk
 from zoo.pretrain.publish import publish_run
 from zoo.verify import verify
-from zoo.weights import catalog
-from zoo.weights.bundle import write_bundle
-from zoo.weights.card import model_card
-from zoo.weights.description import check_description, check_preprocessing
-from zoo.weights.fingerprint import record_features
 from zoo.weights.hubs.local import LocalHub
-from zoo.weights.lock import lock_path
 
 from .published import assert_clear, bundle_at, describe, flip, publish, weights_of
+from .verifying import failed, recorded, relist, rewrite, states, write
 
-
-def states(found):
-    return {check.name: check.state for check in found.checks}
-
-
-def failed(found):
-    """What failed: its name -> what was said."""
-    return {check.name: check.detail for check in found.checks if check.state == "FAILED"}
-
-
-def write(folder, what, trunk, heads=None, classifier=None):
-    folder.mkdir()
-    return write_bundle(folder, what, trunk, heads or {}, model_card("me/it", what), classifier).path
-
-
-def relist(folder: Path) -> None:
-    """A listing that fits what is there: what a publisher who makes mistakes would write."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name != "SHA256SUMS")
-    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
-    (folder / "SHA256SUMS").write_text("".join(lines))
-
-
-def rewrite(folder: Path, **changes) -> None:
-    """Another description, listed as it is. None takes a field away."""
-    info = {**json.loads((folder / "zoo.json").read_text()), **changes}
-    info = {key: value for key, value in info.items() if value is not ...}
-    (folder / "zoo.json").write_text(json.dumps(info))
-    relist(folder)
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """A bundle that says everything."""
-    trunk = weights_of(describe(), 1)
-    features = record_features(describe().network, trunk, describe().preprocessing, "test")
-    what = describe(features=features, licence="mit", num_classes=5)
-    classifier = {"weight": torch.ones(5, 64), "bias": torch.zeros(5)}
-    return write(tmp_path / "whole", what, trunk, {"prototypes.weight": torch.ones(3, 2)}, classifier)
+__all__ = ["recorded"]
 
 
 # --- published by the zoo ---
@@ -151,63 +105,6 @@ def test_nothing_more_and_nothing_less_than_is_listed(recorded):
     assert "README.md: no plain file" in failed(verify(str(recorded)))["listing"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"method": ...}, "method is missing"),
-        ({"num_features": "64"}, "num_features is a text, not a whole number"),
-        ({"num_features": True}, "num_features is bool"),
-        ({"base_planes": 8.0}, "base_planes is a number, not a whole number or null"),
-        ({"results": {}}, "results is an object, not a list"),
-        ({"results": [3]}, "results holds"),
-        ({"lineage": None}, "lineage is null"),
-        ({"features": {"picture": "rings-1"}}, "features lacks"),
-        ({"preprocessing": {"mean": [0.5]}}, "preprocessing.std"),
-    ],
-)
-def test_every_field_of_the_description_has_its_type(recorded, changes, said):
-    rewrite(recorded, **changes)
-    found = verify(str(recorded))
-    assert list(failed(found)) == ["description"] and said in failed(found)["description"]
-
-
-def test_two_wrong_fields_are_both_named_and_new_ones_are_let_pass(recorded):
-    rewrite(recorded, arch=..., licence=3)
-    said = failed(verify(str(recorded)))["description"]
-    assert "arch is missing" in said and "licence is a whole number" in said
-    rewrite(recorded, arch="resnet18", licence="mit", colour="red")
-    found = verify(str(recorded))
-    assert (
-        found.passed
-        and "of a later version: colour" in {c.name: c.detail for c in found.checks}["description"]
-    )
-
-
-def test_the_description_of_every_kind_of_bundle_passes():
-    options = {"encoder_size": 32, "ndf": 4, "n_rkhs": 24, "n_depth": 2, "use_bn": False}
-    for what in (describe(), describe(options=options, num_classes=3, recipe={}, results=[{"metrics": {}}])):
-        assert check_description(what.to_json(), "here") == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"mean": [0.1, 0.2]}, "one length"),
-        ({"std": [0.2, 0.0, 0.2]}, "above 0"),
-        ({"mean": [0.5], "std": [0.5]}, "1 values, the network takes 3"),
-        ({"crop": 0}, "crop"),
-        ({"resize": 32.0}, "resize"),
-        ({"interpolation": "cubic"}, "'cubic'"),
-        ({"mean": [0.1, 0.2, float("nan")]}, "mean"),
-    ],
-)
-def test_a_preprocessing_that_can_not_be(changes, said):
-    how = {**describe().preprocessing, **changes}
-    with pytest.raises(InputError, match="preprocessing") as caught:
-        check_preprocessing(how, "here", 3)
-    assert said in caught.value.what and caught.value.where == "here"
-
-
 def test_weights_of_another_network_are_found(recorded):
     rewrite(recorded, base_planes=16)
     found = verify(str(recorded))
@@ -276,101 +173,21 @@ def test_files_that_are_no_whole_backbone_fail_where_they_should(tmp_path):
     assert list(failed(verify(str(file)))) == ["values"]
 
 
-# --- the catalog ---
+def test_a_file_at_an_address(tmp_path):
+    torch.save(weights_of(describe()), tmp_path / "x.pth")
+    found = verify((tmp_path / "x.pth").as_uri().replace("file:", "url:file:"), progress=False)
+    assert found.passed and list(states(found))[:2] == ["download", "bytes"]
+    gone = verify(f"url:file://{tmp_path}/gone.pth", progress=False)
+    assert list(failed(gone)) == ["download"] and states(gone)["network"] == "not checked"
 
 
-@pytest.fixture
-def small_card(monkeypatch, tmp_path):
-    """A card of a small MoCo file on a mirror of the user's."""
-    mirror = tmp_path / "mirror"
-    mirror.mkdir()
-    trunk = weights_of(describe(), 1)
-    encoder = {f"module.encoder_q.{name}": value for name, value in trunk.items()}
-    encoder |= {
-        "module.encoder_q.fc.0.weight": torch.ones(8, 64),
-        "module.encoder_q.fc.0.bias": torch.ones(8),
+def test_heads_of_any_type_are_looked_at(tmp_path):
+    heads = {
+        "a": torch.ones(3).to(torch.float8_e4m3fn),
+        "b": torch.ones(2, dtype=torch.bool),
+        "c": torch.ones(2).half(),
     }
-    torch.save({"epoch": 200, "state_dict": encoder}, mirror / "small.pth.tar")
-    content = (mirror / "small.pth.tar").read_bytes()
-    file = catalog.Remote(
-        "small.pth.tar",
-        ("https://nowhere.invalid/small.pth.tar",),
-        size=len(content),
-        md5=hashlib.md5(content).hexdigest()[:8],
-    )
-    card = dataclasses.replace(
-        catalog.CATALOG["moco_v2_resnet50.200ep"], name="small.200ep", arch="resnet18", base_planes=8, file=file,
-        parameters=176_712, num_features=64,
-    )  # fmt: skip
-
-    def use(**changes):
-        changed = dataclasses.replace(card, **changes)
-        known = {changed.name: changed}
-        for module in ("catalog", "reference", "load", "listing"):
-            monkeypatch.setattr(f"zoo.weights.{module}.CATALOG", known, raising=False)
-        monkeypatch.setattr("zoo.verify.CATALOG", known)
-        return changed
-
-    monkeypatch.setenv("ZOO_MIRROR", str(mirror))
-    use()
-    return use
-
-
-def test_released_weights(small_card):
-    found = verify("small.200ep", progress=False)
-    assert found.passed, found.checks
-    assert states(found) == {
-        "download": "ok", "published hash": "ok", "safe": "ok", "format": "ok", "network": "ok", "values": "ok",
-        "preprocessing": "ok", "licence": "ok",
-    }  # fmt: skip
-    detail = {check.name: check.detail for check in found.checks}
-    assert (
-        detail["licence"] == "MIT" and "size" in detail["published hash"] and "pinned" in detail["download"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "check", "said"),
-    [
-        ({"parameters": 5}, "network", "parameters is said to be 5"),
-        ({"num_features": 5}, "network", "num_features is said to be 5"),
-        ({"base_planes": 4}, "network", "don't fit"),
-        ({"format": "swav"}, "format", "moco; that of small.200ep is swav"),
-        ({"preprocessing": {"mean": [0.5]}}, "preprocessing", "std"),
-    ],
-)
-def test_what_the_card_says_is_held_against_the_file(small_card, changes, check, said):
-    small_card(**changes)
-    found = verify("small.200ep", progress=False)
-    assert check in failed(found) and said in failed(found)[check]
-
-
-def test_a_released_file_that_nobody_states_a_hash_of(small_card):
-    remote = dataclasses.replace(small_card().file, size=None, md5="")
-    small_card(file=remote)
-    found = verify("small.200ep", progress=False)
-    assert found.passed and states(found)["published hash"] == "not recorded"
-
-
-def test_another_file_than_was_first_used_is_found(small_card, monkeypatch):
-    remote = dataclasses.replace(small_card().file, size=None, md5="")
-    small_card(file=remote)
-    assert verify("small.200ep", progress=False).passed
-    pins = json.loads(lock_path().read_text())
-    pins["pins"]["small.pth.tar"]["sha256"] = "0" * 64
-    lock_path().write_text(json.dumps(pins))
-    monkeypatch.setenv("ZOO_OFFLINE", "1")
-    found = verify("small.200ep", progress=False)
-    assert list(failed(found)) == ["download"] and "lock.json" in failed(found)["download"]
-    assert states(found)["network"] == "not checked"
-
-
-def test_an_own_copy_of_a_released_file_is_held_against_its_hash(small_card, tmp_path):
-    copy = tmp_path / "small.pth.tar"
-    shutil.copy(Path(os.environ["ZOO_MIRROR"]) / "small.pth.tar", copy)
-    assert states(verify(str(copy)))["published hash"] == "ok"
-    flip(copy, 2000)
-    assert "publisher" in failed(verify(str(copy)))["published hash"]
+    assert verify(str(write(tmp_path / "a", describe(), weights_of(describe()), heads))).passed
 
 
 # --- the command ---

@@ -98,7 +98,8 @@ class Loop:
         learner: what is trained.
         optimizer: over the learner's parameters.
         lr_at: learning rate of each step.
-        batches: (first step) -> this process's batches from there on.
+        batches: (first step) -> this process's batches from there on; called again where the learner looks at an
+            epoch's batches before it begins.
         prepare: moves a batch's images to the device and normalises them.
         precision: how forward passes compute.
         steps_per_epoch: steps of one epoch.

@@ -17,7 +17,7 @@ from ..weights.hubs.local import LocalHub, Published
 from .resolve import resolve
 from .rundir import RunFolder, list_runs, runs_root
 
-__all__ = ["newest_run", "publish_run", "read_run"]
+__all__ = ["newest_run", "publish_run", "read_run", "split_classifier"]
 
 
 def newest_run() -> Path:
@@ -58,6 +58,7 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
     if average is not None:  # engine.ema_decay: the average is what the run is after
         trunk = dict(average)
     heads = {k: v for k, v in learner.items() if not k.startswith("trunk.")}
+    classifier = heads.get("classifier.weight")
     versions = folder.environment().get("packages", {})
     evaluation, views = recipe.evaluation, recipe.views
     # Paths on this machine are nobody else's business: sources are published by their last part.
@@ -90,8 +91,18 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
             "init_from": None if info["init_from"] is None else _public_name(info["init_from"]),
         },
         versions=versions,
+        num_classes=0 if classifier is None else len(classifier),
     )
     return description, trunk, heads
+
+
+def split_classifier(
+    heads: dict[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The heads without the classifier of supervised training, and that (``weight``, ``bias``), or nothing."""
+    prefix = "classifier."
+    classifier = {k.removeprefix(prefix): v for k, v in heads.items() if k.startswith(prefix)}
+    return {k: v for k, v in heads.items() if not k.startswith(prefix)}, classifier
 
 
 def _public_name(source: str) -> str:
@@ -135,10 +146,16 @@ def publish_run(
     """
     path = newest_run() if run is None else Path(run)
     what, trunk, heads = read_run(path)
+    heads, classifier = split_classifier(heads)
+    # A momentum encoder and a queue are of use in training alone, and large.
+    heads = {k: v for k, v in heads.items() if not k.startswith(("momentum_encoder.", "queue"))}
     features = record_features(what.network, trunk, what.preprocessing, path)
     what = dataclasses.replace(what, licence=licence, results=results or [], features=features)
     target = name or f"me/{what.recipe['name']}"
     card = model_card(target, what)
     return (hub or LocalHub()).publish(
-        target, lambda folder: write_bundle(folder, what, trunk, heads, card), tag=tag, force=force
+        target,
+        lambda folder: write_bundle(folder, what, trunk, heads, card, classifier),
+        tag=tag,
+        force=force,
     )

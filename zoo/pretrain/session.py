@@ -156,6 +156,7 @@ class Session:
             epochs=recipe.epochs,
             samples=len(self.images.source),
             classes=tuple(self.images.source.classes),
+            data=self.images.source.name,
             accumulate=recipe.engine.accumulate,
             sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
         )
@@ -298,14 +299,20 @@ class Session:
         with warnings.catch_warnings():
             # What newer versions of torch would rather have called otherwise is all that older ones know.
             warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(
+            averaged = DistributedDataParallel(
                 _Step(self.method),
                 device_ids=[self.device] if self.device.type == "cuda" else None,
                 # Buffers are a process's own (a queue), or alike anyway (synchronised norms), or, where norms
                 # are not synchronised, those of rank 0 are saved: as if they were broadcast before each pass.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
+                # Without this the buckets are laid out anew after the first step. With more than two processes
+                # that rounds sums differently, and a run that goes on would differ from one that never stopped.
+                find_unused_parameters=self.device.type == "cpu",
             )
+        # torch remarks on the first step that there are none.
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        return averaged
 
     def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:
         checkpoint, problems = loop.checkpoints.folder.newest_for(self.world)

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..files import read_json, sha256_of, write_json, write_text
 from ..homes import cache_home
+from .formats.base import Network
 
 if TYPE_CHECKING:  # `zoo list` and `zoo show` import no torch
     import torch
-
-    from .formats.base import Network
 
 __all__ = [
     "SCHEMA",
@@ -95,8 +94,6 @@ class Description:
     @property
     def network(self) -> Network:
         """Which network the trunk is."""
-        from .formats.base import Network
-
         return Network(self.arch, self.stem, self.base_planes, self.options)
 
     def to_json(self) -> dict[str, Any]:
@@ -147,8 +144,6 @@ class Bundle:
         Raises:
             InputError: ``zoo.json`` does not say.
         """
-        from .formats.base import Network
-
         arch, stem = self.info.get("arch"), self.info.get("stem")
         planes, options = self.info.get("base_planes"), self.info.get("options", {})
         numbered = planes is None or type(planes) is int

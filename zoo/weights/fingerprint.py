@@ -7,11 +7,13 @@ weights is the same everywhere, and publishing again on another machine changes 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import InputError
 from ..models.factory import create_trunk
@@ -49,7 +51,7 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
     """What ``zoo.json`` keeps under ``features``.
 
     Args:
-        trunk: the network; it is made float64 and set to eval mode, so pass one that nobody else uses.
+        trunk: the network; it is set to eval mode.
         how: its preprocessing. The picture is drawn with the side ``crop`` (448 at most); ``mean`` and
             ``std`` are applied.
         where: what it was read from, for messages.
@@ -62,9 +64,8 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
     """
     mean, std = (torch.tensor(how[key], dtype=torch.float64)[:, None, None] for key in ("mean", "std"))
     image = (made_picture(min(int(how["crop"]), _SIDE), len(mean)).double() / 255 - mean) / std
-    trunk.double().eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _layers_in_float64(trunk.eval()):
             features = trunk(image[None])[0]
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
@@ -80,6 +81,41 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
         )
     values = [_short(float(value)) for value in features[:_COUNT]]
     return {"picture": PICTURE, "norm": _short(norm), "values": values}
+
+
+@contextlib.contextmanager
+def _layers_in_float64(trunk: nn.Module) -> Iterator[None]:
+    """Each layer computes in float64, and has its own numbers back when it is done.
+
+    The whole network at once would take twice its memory again.
+    """
+    kept: dict[nn.Module, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
+
+    def enter(layer: nn.Module, inputs: Any) -> None:
+        tables: tuple[dict[str, Any], ...] = (layer._parameters, layer._buffers)
+        kept[layer] = [
+            (table, name, value)
+            for table in tables
+            for name, value in table.items()
+            if value is not None and value.is_floating_point()
+        ]
+        for table, name, value in kept[layer]:
+            table[name] = value.double()
+
+    def leave(layer: nn.Module, inputs: Any, output: Any) -> None:
+        for table, name, value in kept.pop(layer):
+            table[name] = value
+
+    layers = [layer for layer in trunk.modules() if not any(layer.children())]
+    hooks = [layer.register_forward_pre_hook(enter) for layer in layers]
+    hooks += [layer.register_forward_hook(leave) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer in list(kept):  # an error in it
+            leave(layer, None, None)
 
 
 def record_features(

@@ -17,6 +17,7 @@ from ..keyed import keyed_seed
 from ..tensors import read_safetensors, seeded
 from .bundle import Bundle, read_bundle
 from .catalog import CATALOG, Card, Remote, find_card
+from .description import check_description
 from .fill import STANDARD_PREPROCESSING, Build, fill_trunk
 from .formats import identify, read_classifier, read_model
 from .formats.base import ForeignModel, Network
@@ -25,7 +26,7 @@ from .hubs.url import fetch
 from .lock import lock_path
 from .reference import Reference
 
-__all__ = ["Loaded", "load_trunk", "open_bundle", "read_foreign"]
+__all__ = ["Loaded", "bundle_tensors", "load_trunk", "open_bundle", "read_foreign"]
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,31 @@ def open_bundle(target: Reference) -> Bundle | None:
     return read_bundle(path)
 
 
+def bundle_tensors(bundle: Bundle, file: str) -> dict[str, torch.Tensor]:
+    """All tensors of a bundle's file, those too that are stored once under another name.
+
+    Raises:
+        InputError: a damaged file, or one that lacks what the description says is in it.
+    """
+    tensors = read_safetensors(bundle.path / file)
+    for name, source in bundle.info.get("aliases", {}).get(file, {}).items():
+        if source not in tensors:
+            raise InputError(
+                f"{name} is said to be {source}, which is not in {file}.",
+                where=bundle.path / "zoo.json",
+                fix="publish or pull the model again",
+            )
+        tensors[name] = tensors[source]
+    return tensors
+
+
 def _from_bundle(
     bundle: Bundle, target: Reference, build: Build, classifier: str | None, verify: bool
 ) -> Loaded:
     how = bundle.verify(full=verify)
     info = bundle.info
-    tensors = read_safetensors(bundle.weights)
-    for name, source in info.get("aliases", {}).get(bundle.weights.name, {}).items():
-        tensors[name] = tensors[source]
+    check_description(info, bundle.path / "zoo.json")
+    tensors = bundle_tensors(bundle, bundle.weights.name)
     trunk = fill_trunk(build, bundle.network, tensors, bundle.weights)
     found = None
     if classifier is not None:

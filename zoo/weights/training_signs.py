@@ -37,14 +37,14 @@ SENTENCES = {
     "They were lost (its features will be wrong then), or somebody folded them into scale and shift.",
     "partly untrained": "Parts of it were trained, and others are random as in a new network: most likely it was "
     "loaded only in part and saved again.",
-    "hardly trained": "Its weights were changed, but most of them are still the random numbers of a new "
-    "network: the training was short, or its learning rate tiny.",
+    "hardly trained": "It was trained, but little: its weights have moved, and most layers still look like the "
+    "random numbers of a new network. The training was short, or its learning rate small.",
     "trained": "It was trained.",
 }
 
 _BEYOND = 5.0  # widths above the edge; a random matrix exceeds 2.02 once in a hundred times
 _LIKE = 5.0  # standard errors
-_ROWS = range(16, 513)  # smaller matrices tell little, larger ones take long
+_ROWS = range(16, 1025)  # smaller matrices tell little, larger ones take long
 _EXAMINED = 32
 _DEAD = 1e-7  # of the largest weight of a layer
 _STILL = 1e-12  # a running variance

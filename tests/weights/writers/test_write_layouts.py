@@ -232,14 +232,12 @@ def test_networks_with_a_place(arch: str) -> None:
     source = source_of(Network(arch))
     taken = {name for name in WRITERS if WRITERS.code(name)().refusal(source) is None}
     expected = {"bundle", "torchvision", "detectron2"}
-    if "x" not in arch.removeprefix("resnet"):
+    if "resnext" not in arch:
         expected.add("transformers")
     if "w" not in arch and "48d" not in arch:
         expected.add("timm")
     if arch not in ("resnet50w5", "resnext101_32x48d"):
         expected.add("onnx")
-    if "resnext" in arch:
-        expected.discard("transformers")
     assert taken == expected
 
 

@@ -25,12 +25,13 @@ class Method(nn.Module):
     trunk: nn.Module
 
     def param_groups(self, exclude_one_dimensional: bool) -> list[dict[str, Any]]:
-        """Parameter groups for the optimizer; by default all parameters alike."""
+        """Parameter groups for the optimizer; by default all parameters that learn, alike."""
         from ...optim.groups import split_one_dimensional
 
+        learning = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
         if exclude_one_dimensional:
-            return split_one_dimensional(self.named_parameters())
-        return [{"params": list(self.parameters())}]
+            return split_one_dimensional(learning)
+        return [{"params": [p for _, p in learning]}]
 
     def on_trunk_replaced(self) -> None:
         """Called when the trunk was given other values before the first step (``--init-from``)."""

@@ -28,6 +28,7 @@ class RunShape:
         epochs: of the run.
         samples: images of the data.
         classes: names of the images' labels, in order; none where they carry none.
+        data: what the user called it.
         accumulate: parts that a process trains its share of a batch in.
         sync_batchnorm: whether the processes share BatchNorm's statistics.
     """
@@ -39,6 +40,7 @@ class RunShape:
     epochs: int
     samples: int = 0
     classes: tuple[str, ...] = ()
+    data: str = ""
     accumulate: int = 1
     sync_batchnorm: bool = False
 

@@ -194,12 +194,13 @@ class BankMethod(Method):
 
     def _counted(self, ids: torch.Tensor) -> torch.Tensor:
         """Images with a target in the whole batch, a process's equal share of them; never zero."""
-        known = self._known[ids.to(self._known.device)].sum()
-        return self.world.sum_(known).clamp_(min=1) / self.world.world_size
+        known = self.world.sum_(self._known[ids.to(self.device)].sum())
+        return known.clamp_(min=1).to(self.heads()[0].weight.dtype) / self.world.world_size
 
     # State
 
     def local_state(self) -> dict[str, Any]:
+        """The banks and their images, and what this epoch's targets were made of; empty before the first."""
         if self.bank is None or self._sources is None:
             return {}
         ids, rows = self._sources

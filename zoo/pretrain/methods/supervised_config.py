@@ -21,7 +21,7 @@ class SupervisedConfig(MethodConfig):
             found = f"one class, {shape.classes[0]!r}" if shape.classes else "no labels"
             raise InputError(
                 f"Supervised training needs labelled images, but these {shape.samples} carry {found}.",
-                where="data.sources",
+                where=shape.data or "data.sources",
                 fix="pass --data a folder with one sub-folder for each class, or a labelled set such as cifar10 "
                 "(several sources must have the same classes); without labels, train another method",
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # naming a network takes no torch
+    import torch
 
 __all__ = ["Account", "Dropped", "ForeignClassifier", "ForeignModel", "Network"]
 
