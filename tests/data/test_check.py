@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from cli.main import app
+from cli.main import command_line
 from cli.main import run as run_zoo
 from tiny import ZOO, half_jpeg, image_folder, save_image
 from zoo.data.check import check_images
@@ -61,7 +61,7 @@ def zoo(capfd):
 
 
 def command(*words):
-    return CliRunner().invoke(app, ["data", "check", *map(str, words)])
+    return CliRunner().invoke(command_line(["data"]), ["data", "check", *map(str, words)])
 
 
 def lines(report):
