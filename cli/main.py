@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -74,8 +75,9 @@ def run(arguments: list[str] | None = None) -> None:
     """Run the command line and leave with the exit code of the contract."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # file names can be no text in any encoding
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError):  # what it writes to was replaced below it
+                stream.reconfigure(errors="backslashreplace")  # file names can be no text in any encoding
     from zoo.engine.world import strip_local_rank
 
     words, _ = strip_local_rank(words)  # old launchers append it

@@ -155,7 +155,8 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
             if (run / "metrics.jsonl").read_bytes().count(b"\n") >= step:
                 return
         time.sleep(0.01)
-    pytest.fail("the run did not get that far")
+    process.kill()
+    pytest.fail(f"the run did not get that far: {process.communicate()[1]}")
 
 
 def worker(launcher: int, rank: int) -> int:

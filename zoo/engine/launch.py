@@ -242,6 +242,7 @@ def run_worker(folder: str, restart: int, threads: int) -> None:
     rank = os.environ["RANK"]
     if rank != "0":
         os.dup2(2, 1)
+        sys.stdout = sys.stderr
     with contextlib.suppress(OSError, AttributeError):  # where there is no prctl a killed launch leaves them
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
     try:

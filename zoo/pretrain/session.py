@@ -299,20 +299,14 @@ class Session:
         with warnings.catch_warnings():
             # What newer versions of torch would rather have called otherwise is all that older ones know.
             warnings.simplefilter("ignore", FutureWarning)
-            averaged = DistributedDataParallel(
+            return DistributedDataParallel(
                 _Step(self.method),
                 device_ids=[self.device] if self.device.type == "cuda" else None,
                 # Buffers are a process's own (a queue), or alike anyway (synchronised norms), or, where norms
                 # are not synchronised, those of rank 0 are saved: as if they were broadcast before each pass.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
-                # Without this the buckets are laid out anew after the first step. With more than two processes
-                # that rounds sums differently, and a run that goes on would differ from one that never stopped.
-                find_unused_parameters=self.device.type == "cpu",
             )
-        # torch remarks on the first step that there are none.
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-        return averaged
 
     def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:
         checkpoint, problems = loop.checkpoints.folder.newest_for(self.world)
