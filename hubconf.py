@@ -32,6 +32,12 @@ def _zoo(module):
 def _released(entry, best, pretrained, weights, arguments):
     """Weights of an entry of the catalog, other weights for the same network, or the bare network."""
     load = _zoo("loading").load
+    if not pretrained and weights is not None:
+        raise _zoo("errors").InputError(
+            "pretrained=False and weights= contradict each other.",
+            where=str(weights),
+            fix="leave one of them out",
+        )
     if not pretrained:
         return load(f"random:{entry}.{best}", **arguments)
     catalog, errors = _zoo("weights.catalog").CATALOG, _zoo("errors")

@@ -21,7 +21,7 @@ def convert(
     model: Annotated[
         str,
         typer.Argument(
-            help="A file of weights of any known layout, or any model: org/name[@tag], a run, a folder, "
+            help="A file of weights of any known layout, or any model: org/name\\[@tag], a run, a folder, "
             "url:ADDRESS, swav_resnet50.800ep, timm:NAME, ..."
         ),
     ],

@@ -14,7 +14,7 @@ __all__ = ["extract"]
 
 def extract(
     model: Annotated[
-        str, typer.Argument(help="A model: org/name[@tag], a folder, a run, random:resnet50, ...")
+        str, typer.Argument(help="A model: org/name\\[@tag], a folder, a run, random:resnet50, ...")
     ],
     images: Annotated[str, typer.Argument(help="A folder, a text file of paths, or builtin:photos.")],
     out: Annotated[str, typer.Option("--out", "-o", help="features.safetensors or features.npz")],

@@ -118,7 +118,8 @@ def list_models(as_json: Json = False) -> None:
 
 def show(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="ORG/NAME[@REVISION] of the local hub, or a released one.")
+        str,
+        typer.Argument(metavar="MODEL", help="ORG/NAME\\[@REVISION] of the local hub, or a released one."),
     ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash every byte, whatever was checked before.")

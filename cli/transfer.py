@@ -24,7 +24,7 @@ _Model = Annotated[
     typer.Option(
         "--model",
         metavar="REF",
-        help="org/name[@tag], a folder, a run, random:resnet50, supervised:resnet50, pixels:48.",
+        help="org/name\\[@tag], a folder, a run, random:resnet50, supervised:resnet50, pixels:48.",
     ),
 ]
 _Dataset = Annotated[

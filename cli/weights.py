@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["diff", "doctor", "verify"]
 
 _SHOWN = 10  # keys on the screen; --json has all
-_MODEL = "org/name[@tag], a catalog name, a folder, a file of weights, a run, url:ADDRESS, timm:NAME ..."
+_MODEL = "org/name\\[@tag], a catalog name, a folder, a file of weights, a run, url:ADDRESS, timm:NAME ..."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
 
 
@@ -82,6 +82,8 @@ def _sections(found: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
         ("values", f"0..1, normalised by mean {how['mean']} and std {how['std']}"),
         ("from", how["from"]),
     ]
+    if found["verdict"] == "broken":
+        return sections
     sections["To use it"] = [
         *(("Python", line) for line in load["python"]),
         *(("command line", line) for line in load["commands"]),

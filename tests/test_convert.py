@@ -190,11 +190,17 @@ def test_what_is_there_stays_unless_forced(swav: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_over_itself(tmp_path: Path) -> None:
-    """The tensors lie in the mapped file while it is replaced."""
+    """A file is left alone; a bundle's tensors lie in the mapped files while it is replaced."""
     trunk = backbone()
     file = save(tmp_path / "it.pth", {"state_dict": with_prefix("backbone.", trunk)})
-    convert(file, to="torchvision", out=file, force=True)
-    assert same(torch.load(file, weights_only=True), trunk)
+    link = tmp_path / "link.pth"
+    link.symlink_to(file)
+    before = file.read_bytes()
+    for place in (file, link):
+        with pytest.raises(InputError, match="This is the file that is converted"):
+            convert(file, to="torchvision", out=place, force=True)
+    assert file.read_bytes() == before
+    link.unlink()
     folder = convert(file, out=tmp_path / "bundle").path
     convert(folder, out=folder, force=True, licence="mit")
     assert same(read_model(folder / "model.safetensors").trunk, trunk)

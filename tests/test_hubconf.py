@@ -348,6 +348,8 @@ def test_a_file_of_ones_own_and_other_references(repository, released, monkeypat
     for weights in (str(path), path, path.name):
         model = entry_of(repository, "swav_resnet50", weights=weights)
         assert torch.equal(model.conv1.weight, published["module.conv1.weight"])
+    with pytest.raises(Exception, match="contradict each other"):
+        entry_of(repository, "swav_resnet50", pretrained=False, weights="400ep")
     bare = entry_of(repository, "swav_resnet50", pretrained=False)
     other = entry_of(repository, "swav_resnet50", weights="random:resnet50@2")
     assert not torch.equal(other.conv1.weight, bare.conv1.weight)

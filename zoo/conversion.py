@@ -100,6 +100,7 @@ def convert(
     target = _target(writer, out, name, force)
     writer.ready()
     wanted = parse_reference(str(reference))
+    _spare_the_source(target, wanted)
     model, known = contents_of(str(reference), progress=progress)
     trunk = fill_trunk(create_trunk, model.network, model.trunk, wanted.where).eval()
     what = _describe(model, known, wanted, licence, trunk.num_features)
@@ -239,6 +240,18 @@ def _target(writer: Writer, out: str | Path | None, name: str | None, force: boo
     if target.exists():
         _check_existing(writer, target, force)
     return target
+
+
+def _spare_the_source(target: Path, wanted: Reference) -> None:
+    if wanted.kind not in ("file", "path") or not target.is_file():
+        return
+    source = Path(wanted.name).expanduser()
+    if source.is_file() and target.samefile(source):
+        raise InputError(
+            "This is the file that is converted: what the new layout has no place for would be lost.",
+            where=target,
+            fix="choose another --out",
+        )
 
 
 def _check_existing(writer: Writer, target: Path, force: bool) -> None:

@@ -56,6 +56,12 @@ def load(
     """
     if sum((num_classes is not None, classifier is not None, features_only)) > 1:
         raise InputError("Only one of num_classes, classifier and features_only can be had.", where=reference)
+    if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
+        raise InputError(
+            "num_classes is a whole number from 1 on.",
+            where=f"num_classes={num_classes!r}",
+            fix="leave it out for features",
+        )
     target = parse_reference(reference)
     build = functools.partial(
         create_trunk, norm_layer=norm_layer, replace_stride_with_dilation=replace_stride_with_dilation

@@ -46,9 +46,7 @@ def shape_of(world_size: int = 1, **sizes: Any) -> RunShape:
     return RunShape(**{**given, **sizes})
 
 
-def method_of(
-    kind: str, world: Collectives | None = None, norm: bool = False, **settings: Any
-) -> BankMethod:
+def method_of(kind: str, world: Collectives | None = None, norm: bool = False, **settings: Any) -> BankMethod:
     """``deepcluster``, or SeLa-v2 with ``hard`` or ``soft`` codes; always the same weights."""
     torch.manual_seed(0)
     world = world or WorldOfOne()
@@ -70,7 +68,9 @@ def epoch_batches(epoch: int, world: Collectives | None = None) -> list[Batch]:
             images = []
             for sample in ids:
                 generator = torch.Generator().manual_seed(1000 * epoch + int(sample))
-                base = torch.randn(3, 1, 1, generator=torch.Generator().manual_seed(int(sample)), dtype=torch.float64)
+                base = torch.randn(
+                    3, 1, 1, generator=torch.Generator().manual_seed(int(sample)), dtype=torch.float64
+                )
                 noise = torch.randn(count, 3, side, side, generator=generator, dtype=torch.float64)
                 images.append(base + 0.3 * noise)
             views.append(torch.stack(images, dim=1).flatten(0, 1))

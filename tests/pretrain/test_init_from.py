@@ -117,3 +117,13 @@ def test_a_missing_file_of_weights_is_named(images, tmp_path):
     with pytest.raises(InputError) as caught:
         train(images, tmp_path / "run", init_from=tmp_path / "gone.pt")
     assert "gone.pt" in str(caught.value)
+
+
+def test_weights_that_are_not_finite_are_refused_before_there_is_a_run(finished, images, tmp_path):
+    tensors = trunk_of(finished.path)
+    tensors["conv1.weight"][0] = float("nan")
+    save_file(tensors, tmp_path / "nan.safetensors")
+    with pytest.raises(InputError, match="not finite") as caught:
+        train(images, tmp_path / "run", init_from=tmp_path / "nan.safetensors")
+    assert caught.value.where == str(tmp_path / "nan.safetensors")
+    assert not (tmp_path / "run").exists()

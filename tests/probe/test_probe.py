@@ -13,7 +13,7 @@ from torch import nn
 from tiny import half_jpeg, image_folder
 from zoo.data.folder import open_folder
 from zoo.data.views.apply import normalize, resize_and_center
-from zoo.errors import InputError
+from zoo.errors import InputError, RunError
 from zoo.models.factory import create_trunk
 from zoo.probe.features import source_features
 from zoo.probe.knn import knn_accuracy, knn_scores
@@ -165,3 +165,12 @@ def test_features_without_a_trunk_are_normalised_pixels(source):
     image = resize_and_center(source.read(2), 20, 16)
     expected = torch.from_numpy(image.copy()).permute(2, 0, 1).flatten().float() / 255
     torch.testing.assert_close(features[2], expected)
+
+
+def test_features_that_are_no_numbers_are_no_result(source):
+    trunk = create_trunk("resnet18", stem="small", base_planes=4)
+    with torch.no_grad():
+        trunk.conv1.weight[0] = float("nan")
+    with pytest.raises(RunError, match="no finite numbers") as caught:
+        source_features(trunk, source, HOW)
+    assert caught.value.where == source.where(0) and "zoo doctor" in caught.value.fix

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
 import math
 import pickle
 import warnings
@@ -204,9 +205,56 @@ def test_supervised_weights_come_from_torchvisions_cache(monkeypatch, tmp_path):
     assert model.transforms().crop_size == [224]
     assert model.zoo_info["method"] == "supervised"
     classifier = load("supervised:resnet18", classifier="imagenet1k").fc
-    assert torch.equal(classifier.weight, state["fc.weight"]) and torch.equal(classifier.bias, state["fc.bias"])
+    assert torch.equal(classifier.weight, state["fc.weight"]) and torch.equal(
+        classifier.bias, state["fc.bias"]
+    )
     with pytest.raises(InputError, match="no such weights"):
         load("supervised:resnet18@NOPE")
+
+
+def test_what_names_no_model_and_no_number_of_classes_is_refused(resnet18, tmp_path):
+    for reference in (None, 3, "", " "):
+        with pytest.raises(InputError, match="named by a text or a path"):
+            zoo.load(reference, progress=False)
+    file = tmp_path / "it.pth"
+    torch.save(load(resnet18).state_dict(), file)
+    assert type(zoo.load(file, progress=False)) is TorchvisionResNet
+    for count in (0, -1, "7", True):
+        with pytest.raises(InputError, match="whole number from 1 on"):
+            load(resnet18, num_classes=count)
+
+
+def test_a_file_can_be_written_over_while_its_model_lives(resnet18, tmp_path):
+    """As after fine-tuning: the tensors that are saved are not in the file that is truncated for them."""
+    file = tmp_path / "it.pth"
+    torch.save(load(resnet18).state_dict(), file)
+    model = load(file)
+    torch.save(model.state_dict(), file)
+    again = load(file).state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+
+
+def test_timms_folder_keeps_its_preprocessing(tmp_path):
+    how = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "resize": 256, "crop": 224}
+    from zoo.conversion import convert
+
+    model = load("random:resnet18")
+    file = tmp_path / "it.pth"
+    torch.save(model.state_dict(), file)
+    convert(file, to="timm", out=tmp_path / "timm", progress=False)
+    config = json.loads((tmp_path / "timm" / "config.json").read_text())
+    config["pretrained_cfg"].update(mean=how["mean"], std=how["std"])
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(config))
+    found = load(tmp_path / "timm").zoo_info["preprocessing"]
+    assert {key: found[key] for key in how} == how
+    (tmp_path / "timm" / "config.json").write_text("{}")
+    assert load(tmp_path / "timm").zoo_info["preprocessing"]["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_timm_is_not_asked_where_the_network_is_forbidden(monkeypatch):
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(InputError, match="ZOO_OFFLINE forbids the network"):
+        load("timm:resnet18.a1_in1k")
 
 
 # --- wherever that class works ---

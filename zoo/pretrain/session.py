@@ -192,6 +192,12 @@ class Session:
         else:
             loaded = load_trunk(target, create_trunk, progress=self.world.rank == 0, verify=False)
             tensors, account = loaded.trunk.state_dict(), loaded.account
+        if not all(value.isfinite().all() for value in tensors.values() if value.is_floating_point()):
+            raise InputError(
+                "The weights to start from hold numbers that are not finite.",
+                where=target.where,
+                fix="look at them: zoo doctor MODEL",
+            )
         copy_into(self.method.trunk, tensors, target.where)
         self.method.on_trunk_replaced()
         log.info("initialised from %s: %s", target.where, account)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,9 +15,13 @@ from torch import nn
 
 from ..data.source import ImageSource
 from ..data.views.apply import normalize, resize_and_center
+from ..errors import RunError
 
 __all__ = ["eval_mode", "source_features", "trunk_features"]
 
+log = logging.getLogger("zoo")
+
+_NEWS_EVERY = 10.0  # seconds
 _READERS = 4  # threads; decoding and resizing let go of the interpreter
 
 
@@ -54,6 +60,9 @@ def source_features(
 
     Returns:
         float32 (N, F), and labels int64 (N,), -1 where there are none.
+
+    Raises:
+        RunError: features that are no finite numbers.
     """
     resize, crop = int(how["resize"]), int(how["crop"])
     interpolation, channels = str(how.get("interpolation", "bilinear")), len(how["mean"])
@@ -62,6 +71,7 @@ def source_features(
         return resize_and_center(source.read(index), resize, crop, interpolation)
 
     out = []
+    told = time.monotonic()
     with eval_mode(trunk), ThreadPoolExecutor(_READERS) as pool:
         for start in range(0, len(source), batch_size):
             rows = range(start, min(start + batch_size, len(source)))
@@ -70,5 +80,14 @@ def source_features(
                 block[row] = pixels
             images = torch.from_numpy(block).permute(0, 3, 1, 2)
             out.append(trunk_features(trunk, images, how)[: len(rows)])
+            if not torch.isfinite(out[-1]).all():
+                raise RunError(
+                    "The network's features of these images are no finite numbers.",
+                    where=source.where(start),
+                    fix="look at the weights: zoo doctor MODEL",
+                )
+            if time.monotonic() - told > _NEWS_EVERY:
+                told = time.monotonic()
+                log.info("features of %s: %d of %d images", source.name, rows.stop, len(source))
     labels = np.array([source.label(index) for index in range(len(source))], dtype=np.int64)
     return torch.cat(out), torch.from_numpy(labels)

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 
 from ..errors import InputError, did_you_mean
+from ..files import read_json
 from ..keyed import keyed_seed
 from ..tensors import read_safetensors, seeded
-from .bundle import Bundle, read_bundle
+from .bundle import WEIGHTS, Bundle, read_bundle
 from .catalog import CATALOG, Card, Remote, find_card
-from .description import check_description
+from .description import check_description, check_preprocessing
 from .fill import STANDARD_PREPROCESSING, Build, fill_trunk
 from .formats import identify, read_classifier, read_model
 from .formats.base import ForeignModel, Network
 from .hubs.local import LocalHub
-from .hubs.url import fetch
+from .hubs.url import fetch, forbidden
 from .lock import lock_path
 from .reference import Reference
 
@@ -96,7 +97,7 @@ def read_foreign(
     """
     if target.kind in ("file", "path"):
         path = Path(target.name).expanduser()
-        return read_model(path), {"lineage": {"file": path.name}}
+        return _beside_config(read_model(path), path), {"lineage": {"file": path.name}}
     if target.kind == "url":
         path = fetch(target.name, progress=progress, verify=verify)
         return read_model(path), {"lineage": {"file": path.name}}
@@ -216,6 +217,11 @@ def _words(network: Network) -> str:
 def _released(card: Card, progress: bool, verify: bool) -> tuple[ForeignModel, dict[str, Any]]:
     path = fetch(card, progress=progress, verify=verify)
     model = read_model(path)
+    fix = f"look at where it came from (ZOO_MIRROR); then delete it, and its entry in {lock_path()}"
+    if model.format != card.format:
+        raise InputError(
+            f"The layout is {model.format}; that of {card.name} is {card.format}.", where=path, fix=fix
+        )
     found, wanted = model.network, _network(card)
     same = all(found.options.get(name) == value for name, value in wanted.options.items())
     if (found.arch, found.stem, found.base_planes) != (
@@ -226,7 +232,7 @@ def _released(card: Card, progress: bool, verify: bool) -> tuple[ForeignModel, d
         raise InputError(
             f"The file holds {_words(found)}, not {_words(wanted)}, which was released as {card.name}.",
             where=path,
-            fix=f"look at where it came from (ZOO_MIRROR); then delete it, and its entry in {lock_path()}",
+            fix=fix,
         )
     # What a file can't tell about itself, the catalog knows.
     how = card.describe()["preprocessing"]
@@ -287,8 +293,38 @@ def _supervised(target: Reference, progress: bool, verify: bool) -> tuple[Foreig
     return model, {"licence": "BSD-3-Clause", "lineage": {"released": str(weights), "file": name}}
 
 
+def _timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    size = cfg["input_size"][-1]
+    return {
+        "mean": list(cfg["mean"]),
+        "std": list(cfg["std"]),
+        "resize": int(size / cfg["crop_pct"]),
+        "crop": size,
+        "interpolation": cfg["interpolation"],
+    }
+
+
+def _beside_config(model: ForeignModel, path: Path) -> ForeignModel:
+    """The preprocessing that timm's ``config.json`` beside the file states; the tensors can't tell it."""
+    config = path.with_name("config.json")
+    if path.name != WEIGHTS or not config.is_file():
+        return model
+    try:
+        how = _timm_preprocessing(read_json(config)["pretrained_cfg"])
+        check_preprocessing(how, config)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return model  # another library's, or none that says
+    return dataclasses.replace(model, preprocessing=how)
+
+
 def _from_timm(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
     """A model of timm's by its name there, e.g. ``resnet50.a1_in1k``, if the zoo has the network."""
+    if (variable := forbidden()) is not None:
+        raise InputError(
+            f"timm fetches its weights itself, and {variable} forbids the network.",
+            where=target.where,
+            fix=f"unset {variable}, or pass the path of a file of these weights",
+        )
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError:
@@ -314,14 +350,7 @@ def _from_timm(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
         ) from None
     model = identify(network.state_dict(), target)
     cfg = network.pretrained_cfg
-    size = cfg["input_size"][-1]
-    how = {
-        "mean": list(cfg["mean"]),
-        "std": list(cfg["std"]),
-        "resize": int(size / cfg["crop_pct"]),
-        "crop": size,
-        "interpolation": cfg["interpolation"],
-    }
+    how = _timm_preprocessing(cfg)
     tag = cfg.get("tag") or "untagged"
     model = dataclasses.replace(model, method=f"timm {tag}", preprocessing=how)
     return model, {"licence": cfg.get("license") or "unspecified", "lineage": {"released": str(target)}}

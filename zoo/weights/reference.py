@@ -6,6 +6,7 @@ folder or a file of weights; ``run:``; ``url:``; ``timm:``; ``random:`` and ``su
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +47,18 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str | os.PathLike[str]) -> Reference:
     """Read a reference. A path that exists is a path; ``org/name`` is in the local hub.
 
     Raises:
         InputError: an unknown kind, or neither a path nor a model (with the nearest names).
     """
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(
+            "A model is named by a text or a path.", where=repr(text), fix="`zoo list` shows what there is"
+        )
     kind, colon, rest = text.partition(":")
     if colon and kind in KINDS:
         if not rest:

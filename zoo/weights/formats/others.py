@@ -30,7 +30,10 @@ _MARKS = (
         r"blocks\.\d+\.\d+\.(conv_pw|conv_dw|bn1)|features\.\d+\.\d+\.block|_blocks\.\d+\._depthwise|"
         r"features\.\d+\.(conv|block)\.\d",
     ),
-    ("a ResNet by transformers' names", r"embedder\.embedder\.convolution|stages\.\d+\.layers\.\d+\.layer\."),
+    (
+        "a ResNet by transformers' names (which zoo convert writes but nothing here reads)",
+        r"embedder\.embedder\.convolution|stages\.\d+\.layers\.\d+\.layer\.",
+    ),
     ("a VGG or an AlexNet", r"(^|\.)features\.\d+\.weight"),
     ("a CIFAR WideResNet", r"(^|\.)block[123]\.layer\.\d+\."),
     ("a ResNet with a deep stem (timm's resnet50d)", r"(^|\.)conv1\.[03]\.weight"),

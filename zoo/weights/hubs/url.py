@@ -28,7 +28,7 @@ from ..lock import file_sha256, lock_path, pin, pinned, remember_sha256
 from .partial import Partial
 from .transport import PATIENT, Patience, Unreachable, Watch, check_address, get, shown
 
-__all__ = ["fetch"]
+__all__ = ["fetch", "forbidden"]
 
 log = logging.getLogger("zoo")
 
@@ -108,7 +108,7 @@ def _own_mirrors(name: str) -> list[str]:
     return found
 
 
-def _forbidden() -> str | None:
+def forbidden() -> str | None:
     """The variable that forbids the network, if one does."""
     for variable in ("ZOO_OFFLINE", "HF_HUB_OFFLINE"):
         if os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on"):
@@ -165,7 +165,7 @@ def _in_cache(item: _Item, full: bool) -> bool:
 
 def _download(item: _Item, progress: bool, patience: Patience) -> Path:
     pinned(item.key)  # a list that can't be read is told before anything is downloaded
-    offline = _forbidden()
+    offline = forbidden()
     part = Partial(item.target.with_name(f".{item.target.name}.part"))
     failures: list[str] = []
     fault: _Fault | None = None
@@ -226,7 +226,7 @@ def _failure(item: _Item, failures: list[str], fault: _Fault | None, offline: st
         return InputError(
             f"{name} is damaged in the cache, and {offline} forbids the network.",
             where=where,
-            fix=f"unset {offline} once; {accept}",
+            fix=f"unset {offline} once, and it is fetched again; or {own_copy}",
         )
     if offline is not None:
         return InputError(
