@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 
 def main() -> None:
     """Run the command line."""
-    gc.set_threshold(100_000)  # importing makes many objects and no garbage: a sixth of a command's start
+    # A sixth of a command's start: importing makes many objects and no garbage, and pydantic looks through
+    # all that is installed for plugins.
+    gc.set_threshold(100_000)
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     home = Path(__file__).resolve().parent
     for name in ("zoo", "transfer", "cli"):
         spec = importlib.util.find_spec(name)

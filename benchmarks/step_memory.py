@@ -14,7 +14,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,8 @@ def _serve(name: str, batch: int) -> None:
     before = resident("VmRSS")
     step, _ = our_step(batch, views=views, options=options)
     step()
-    began = time.perf_counter()
     step()
-    print(
-        json.dumps(
-            {"bytes": resident("VmHWM") - before, "seconds_an_image": (time.perf_counter() - began) / batch}
-        )
-    )
+    print(json.dumps({"bytes": resident("VmHWM") - before}))
 
 
 def main() -> int:
@@ -84,11 +78,7 @@ def main() -> int:
         command = [sys.executable, __file__, "--batch", str(options.batch), "--serve", name]
         rows[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         share = rows[name]["bytes"] / rows["float32"]["bytes"]
-        slower = rows[name]["seconds_an_image"] / rows["float32"]["seconds_an_image"]
-        print(
-            f"{name:<34} {rows[name]['bytes'] / 1e9:6.2f} GB  {share:5.2f}  time an image x {slower:.2f}",
-            flush=True,
-        )
+        print(f"{name:<34} {rows[name]['bytes'] / 1e9:6.2f} GB  {share:5.2f}", flush=True)
     write_result("step_memory", {"load_before": load, "batch": options.batch, "settings": rows})
     return 0
 

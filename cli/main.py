@@ -78,9 +78,10 @@ def run(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # what it writes to was replaced below it
                 stream.reconfigure(errors="backslashreplace")  # file names can be no text in any encoding
-    from zoo.engine.world import strip_local_rank
+    if any(word.startswith("--local") for word in words):  # old launchers append their local rank
+        from zoo.engine.world import strip_local_rank
 
-    words, _ = strip_local_rank(words)  # old launchers append it
+        words, _ = strip_local_rank(words)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     # Threads that wait should sleep: spinning ones slow a shared machine down several times over.
