@@ -32,19 +32,27 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """A table on standard output; on a terminal with lines and colours, in a pipe plain and unwrapped."""
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    print(title)
+    if not sys.stdout.isatty():
+        _print_plain([list(columns), *cells])
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 240)
-    table = Table(box=box.ROUNDED if terminal else box.SIMPLE)
+    table = Table(box=box.ROUNDED)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    print(title)
-    console.print(table)
+    for line in cells:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def _print_plain(lines: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _cell(value: Any) -> str:

@@ -40,6 +40,10 @@ _COMMANDS = {
 }
 
 
+# They are asked often, without any option; typer would take longer to look for options than they take.
+_AT_ONCE = ("list", "runs", "results", "env")
+
+
 def command_line(words: list[str]) -> typer.Typer:
     """The command line, as far as these words need it: typer takes 10 ms to prepare each command.
 
@@ -54,13 +58,17 @@ def command_line(words: list[str]) -> typer.Typer:
     )
     app.callback()(_zoo)
     for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
-        module, attribute = _COMMANDS[name].split(":")
-        command: Any = getattr(importlib.import_module(f".{module}", __package__), attribute)
+        command = _command(name)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
     return app
+
+
+def _command(name: str) -> Any:
+    module, attribute = _COMMANDS[name].split(":")
+    return getattr(importlib.import_module(f".{module}", __package__), attribute)
 
 
 def _zoo(
@@ -91,6 +99,9 @@ def run(arguments: list[str] | None = None) -> None:
 
         register()  # its commands are built from pydantic configs, which other commands can do without
     try:
+        if len(words) == 1 and words[0] in _AT_ONCE:
+            _command(words[0])()
+            raise SystemExit(0)
         command_line(words)(words, standalone_mode=True, obj=words)
     except Exception as error:
         raise SystemExit(report(error, debug)) from None
