@@ -73,10 +73,11 @@ def our_step(
     device: str = "cpu",
     views: list[torch.Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
+    recipe: str = RECIPE,
 ) -> tuple[Step, Session]:
     """A function that trains on one batch as a run does and gives the loss; nothing is written."""
     given = {"device": device, "data.workers": 0, "batch_size": batch, "data.sources": ["builtin:photos"]}
-    resolved = resolve(RECIPE, options={**given, **(options or {})})
+    resolved = resolve(recipe, options={**given, **(options or {})})
     session = Session(resolved, choose_device(device), WorldOfOne())
     loop = session._loop(RunFolder(Path("unused")), [])
     loop.learner.train()
