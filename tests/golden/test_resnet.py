@@ -24,6 +24,7 @@ from zoo.optim.schedule import WarmupCosine
 from zoo.pretrain.methods.config_base import RunShape
 from zoo.pretrain.methods.swav import SwAV
 from zoo.pretrain.methods.swav_config import SwAVConfig
+from zoo.weights.formats import read_model
 
 from .cases import Case, case_ids, fill_state, hash_signed, load
 
@@ -194,7 +195,7 @@ def crop_groups(case: Case) -> list[torch.Tensor]:
     "name", case_ids("rn50", without=["rn50_multiprototypes", "rn50_torchvision_hub", "rn50w2_hub"])
 )
 @torch.no_grad()
-def test_full_size(shared: Path, name: str) -> None:
+def test_full_size(shared: Path, tmp_path: Path, name: str) -> None:
     case = load(shared, name)
     method = full_swav(case)
     images = case.inputs["x"]
@@ -207,7 +208,14 @@ def test_full_size(shared: Path, name: str) -> None:
         case.check("feature_map_eval_mode", maps["layer4"])
     embedding, scores = method([images])
     case.check("pooled", method.embed(images))
-    if name == "rn50w2_full":  # the hub's bare trunk, filled by the same keys
+    if name == "rn50w2_full":  # the hub's bare trunk, out of a file in the released layout
+        file = tmp_path / "swav_RN50w2_400ep_pretrain.pth.tar"
+        state = method.state_dict()
+        torch.save({f"module.{key.removeprefix('trunk.')}": value for key, value in state.items()}, file)
+        model = read_model(file)
+        assert (model.format, model.network.arch) == ("swav", "resnet50w2")
+        assert model.heads.keys() == {key for key in state if not key.startswith("trunk.")}
+        method.trunk.load_state_dict(model.trunk)
         load(shared, "rn50w2_hub").check("pooled", method.trunk(images))
     case.check("embedding", embedding)
     case.check("scores", scores)

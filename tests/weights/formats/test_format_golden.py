@@ -47,17 +47,6 @@ def test_swavs_hub_file(shared: Path, tmp_path: Path, resnet50: State) -> None:
     case.check("pooled", built(read_model(path))(case.inputs["x"]))
 
 
-@torch.no_grad()
-def test_swavs_wide_hub_file(shared: Path, tmp_path: Path) -> None:
-    case = load(shared, "rn50w2_hub")
-    shapes = Plan("bottleneck", (3, 4, 6, 3), base=128).shapes()
-    state = {key: fill_rule(key, shape, 1.0) for key, shape in shapes.items()}
-    path = save(tmp_path / "swav_RN50w2_400ep_pretrain.pth.tar", with_prefix("module.", state))
-    model = read_model(path)
-    assert model.network.arch == "resnet50w2"
-    case.check("pooled", built(model)(load(shared, "rn50w2_full").inputs["x"]))
-
-
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @torch.no_grad()
 def test_mocos_checkpoint(shared: Path, tmp_path: Path, resnet50: State, version: str) -> None:
