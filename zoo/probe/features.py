@@ -45,7 +45,7 @@ def trunk_features(trunk: nn.Module, images: torch.Tensor, how: Mapping[str, Any
 
 
 def source_features(
-    trunk: nn.Module, source: ImageSource, how: Mapping[str, Any], batch_size: int = 64
+    trunk: nn.Module, source: ImageSource, how: Mapping[str, Any], batch_size: int = 64, finite: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Features of a whole source by the test transform, in the source's order.
 
@@ -57,6 +57,7 @@ def source_features(
         source: the images.
         how: preprocessing: mean, std, resize, crop, interpolation (bilinear unless given).
         batch_size: images a pass.
+        finite: insist on finite numbers; a training that diverged is judged by what it gives, whatever that is.
 
     Returns:
         float32 (N, F), and labels int64 (N,), -1 where there are none.
@@ -80,7 +81,7 @@ def source_features(
                 block[row] = pixels
             images = torch.from_numpy(block).permute(0, 3, 1, 2)
             out.append(trunk_features(trunk, images, how)[: len(rows)])
-            if not torch.isfinite(out[-1]).all():
+            if finite and not torch.isfinite(out[-1]).all():
                 raise RunError(
                     "The network's features of these images are no finite numbers.",
                     where=source.where(start),
