@@ -71,7 +71,7 @@ def load(reference, **kwargs):
     Keywords of this and of all other entries:
     num_classes: a fresh classifier of this many classes.
     classifier: "imagenet1k" for the released classifier, where there is one (swav_resnet50.800ep,
-        supervised_resnet50.v1 and .v2).
+        supervised_resnet50.v1 and .v2); "own" for that beside the weights, whatever it is for.
     features_only: give a dict of the maps after each stage instead of pooled features (one of these three at most).
     norm_layer, replace_stride_with_dilation: as in torchvision.
     progress: say on standard error what is downloaded and what matched.

@@ -15,7 +15,7 @@ from .errors import InputError
 from .models.factory import create_trunk
 from .models.resnet import stage_features
 from .weights.fill import fill_trunk, preprocessing
-from .weights.load import Loaded, load_trunk
+from .weights.load import Loaded, load_trunk, own_classifier
 from .weights.reference import parse_reference
 
 __all__ = ["FeatureMaps", "load"]
@@ -43,7 +43,8 @@ def load(
             file of weights of any known layout, ``url:ADDRESS``, ``timm:NAME``, a run, ``random:ARCH`` or
             ``supervised:ARCH``.
         num_classes: give the network a fresh classifier of this many classes.
-        classifier: give it the trained classifier of this data set, ``imagenet1k``, where there is one.
+        classifier: give it the trained classifier of this data set, ``imagenet1k``, where there is one; ``own``
+            takes what lies beside the weights, whatever it is for.
         features_only: a ``FeatureMaps``, which gives the map after each stage.
         norm_layer: the normalisation, as in torchvision.
         replace_stride_with_dilation: as in torchvision.
@@ -103,11 +104,12 @@ class FeatureMaps(nn.Module):
 
 
 def _from_run(path: Path, reference: str, build: Callable[..., Any], classifier: str | None) -> Loaded:
-    from .pretrain.publish import read_run
+    from .pretrain.publish import read_run, split_classifier
 
+    what, trunk, heads = read_run(path)
+    found = None
     if classifier is not None:
-        raise InputError("A pretraining run has no classifier.", where=path)
-    what, trunk, _ = read_run(path)
+        found = own_classifier(parse_reference(reference), classifier, split_classifier(heads)[1])
     model = fill_trunk(build, what.network, trunk, path)
     info = {
         "reference": reference,
@@ -116,4 +118,4 @@ def _from_run(path: Path, reference: str, build: Callable[..., Any], classifier:
         "preprocessing": what.preprocessing,
         "lineage": what.lineage,
     }
-    return Loaded(model, info, f"{len(trunk)} tensors matched, step {what.lineage['step']} of a run")
+    return Loaded(model, info, f"{len(trunk)} tensors matched, step {what.lineage['step']} of a run", found)

@@ -296,7 +296,7 @@ def test_settings_that_cannot_work_are_refused(sela, settings, where, words):
 
 
 def test_a_bank_larger_than_the_memory_is_refused_by_its_bytes(monkeypatch):
-    monkeypatch.setattr(deepcluster_v2_config, "_memory", lambda: 24 * 128 * 4 - 1)
+    monkeypatch.setattr(deepcluster_v2_config, "machine_memory", lambda: 24 * 128 * 4 - 1)
     with pytest.raises(InputError, match="12288 bytes") as caught:
         checked()
     assert "swav" in caught.value.fix

@@ -432,7 +432,7 @@ def test_settings_that_cannot_work_are_refused(shape, settings, where, words):
 
 
 def test_a_dictionary_larger_than_the_memory_names_its_bytes(monkeypatch):
-    monkeypatch.setattr(moco_config, "_memory", lambda: 1000)
+    monkeypatch.setattr(moco_config, "machine_memory", lambda: 1000)
     with pytest.raises(InputError, match="6144 bytes") as caught:
         warnings(dictionary="memory_bank")  # 12 images of 128 numbers of 4 bytes
     assert "memory_bank" in caught.value.where or "dictionary" in caught.value.where

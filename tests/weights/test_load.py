@@ -375,3 +375,17 @@ def test_a_published_resnet50_gives_the_references_numbers(shared, name, tmp_pat
         case.check("pooled_odd", model(case.inputs["x_odd"]))
         case.compare("pooled_odd", model(case.inputs["x_odd"]), case.outputs["pooled_odd_swav_class"])
     assert {p.data_ptr() for p in model.parameters()}.isdisjoint({t.data_ptr() for t in trunk.values()})
+
+
+def test_a_classifier_is_only_taken_for_data_that_it_can_be_for(tmp_path):
+    from torchvision.models import resnet18
+
+    for classes in (7, 1000):
+        file = tmp_path / f"{classes}.pth"
+        torch.save(resnet18(num_classes=classes).state_dict(), file)
+        assert load(file, classifier="own").fc.out_features == classes
+    assert load(tmp_path / "1000.pth", classifier="imagenet1k").fc.out_features == 1000
+    for name, dataset in (("7", "imagenet1k"), ("1000", "cifar10")):
+        with pytest.raises(InputError, match="Nothing says that the classifier of") as caught:
+            load(tmp_path / f"{name}.pth", classifier=dataset)
+        assert "'own'" in caught.value.fix

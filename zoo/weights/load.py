@@ -27,7 +27,12 @@ from .hubs.url import fetch, forbidden
 from .lock import lock_path
 from .reference import Reference
 
-__all__ = ["Loaded", "bundle_tensors", "load_trunk", "open_bundle", "read_foreign"]
+__all__ = ["Loaded", "bundle_tensors", "load_trunk", "open_bundle", "own_classifier", "read_foreign"]
+
+
+OWN = "own"
+"""What to ask for to get a model's classifier whatever it is for."""
+_CLASSES = {"imagenet1k": 1000}
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def load_trunk(
     Args:
         target: what is wanted; a run is not read here (``zoo.loading``).
         build: ``zoo.models.factory.create_trunk``, with the user's arguments in it.
-        classifier: the data set whose classifier is wanted as well.
+        classifier: the data set whose classifier is wanted as well, or ``own``.
         progress: show a download's progress.
         verify: read and hash every byte even if an earlier check left a receipt.
     """
@@ -65,9 +70,8 @@ def load_trunk(
     trunk = fill_trunk(build, model.network, _cloned(model.trunk), target.where)
     found = None
     if classifier is not None:
-        found = _cloned(_released_classifier(target, classifier, progress, verify) or model.classifier)
-        if not found:
-            raise _no_classifier(target, classifier)
+        found = _released_classifier(target, classifier, progress, verify)
+        found = _cloned(found or own_classifier(target, classifier, model.classifier))
     info = {
         "reference": str(target),
         "arch": model.network.arch,
@@ -186,9 +190,8 @@ def _from_bundle(
     trunk = fill_trunk(build, bundle.network, tensors, bundle.weights)
     found = None
     if classifier is not None:
-        if bundle.classifier is None:
-            raise _no_classifier(target, classifier)
-        found = read_safetensors(bundle.classifier)
+        kept = {} if bundle.classifier is None else read_safetensors(bundle.classifier)
+        found = own_classifier(target, classifier, kept)
     described = {
         "reference": str(target),
         "revision": bundle.path.name,
@@ -250,6 +253,8 @@ def _released_classifier(
         known = find_card(target.name).classifiers
     else:
         return None
+    if dataset == OWN and len(known) == 1:
+        dataset = next(iter(known))
     if dataset not in known:
         raise _no_classifier(target, dataset, known)
     remote = known[dataset]
@@ -257,6 +262,26 @@ def _released_classifier(
         return None  # it is in the model's own file
     found = read_classifier(fetch(remote, progress=progress, verify=verify))
     return {"weight": found.weight, "bias": found.bias}
+
+
+def own_classifier(
+    target: Reference, dataset: str, classifier: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The classifier that lies beside a model's weights, if it can be the one that is asked for.
+
+    Raises:
+        InputError: there is none, or it is not known to be for that data.
+    """
+    if not classifier:
+        raise _no_classifier(target, dataset)
+    classes = len(classifier["weight"])
+    if dataset != OWN and classes != _CLASSES.get(dataset):
+        raise InputError(
+            f"Nothing says that the classifier of {classes} classes in it is for {dataset!r}.",
+            where=target.where,
+            fix=f"classifier={OWN!r} takes it as it is",
+        )
+    return classifier
 
 
 def _no_classifier(target: Reference, dataset: str, known: Mapping[str, Any] | None = None) -> InputError:

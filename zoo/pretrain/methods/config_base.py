@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["MethodConfig", "RunShape", "Strict"]
+__all__ = ["MethodConfig", "RunShape", "Strict", "machine_memory"]
 
 
 class Strict(BaseModel):
@@ -61,3 +62,11 @@ class MethodConfig(Strict):
             InputError: a setting that can't work.
         """
         return iter(())
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory; 0 where it can't be known."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from ...errors import InputError
-from .config_base import MethodConfig, RunShape
+from .config_base import MethodConfig, RunShape, machine_memory
 
 __all__ = ["BankConfig", "DeepClusterV2Config"]
 
@@ -88,7 +87,7 @@ class BankConfig(MethodConfig):
                 where="method.prototypes",
                 fix=f"use {images} clusters at most, better a tenth of that, or pass more images",
             )
-        there = _memory()
+        there = machine_memory()
         if there:
             self.check_room(shape, there, "this machine")
         unused = len(self.crops_for_assign) - len(self.prototypes)
@@ -102,14 +101,6 @@ class BankConfig(MethodConfig):
                 "in a single epoch all assignments come from the untrained network: this method works by "
                 "several passes over the data (epochs)"
             )
-
-
-def _memory() -> int:
-    """Bytes of this machine's memory; 0 where it can't be known."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 class DeepClusterV2Config(BankConfig):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from ...errors import InputError
-from .config_base import MethodConfig, RunShape
+from .config_base import MethodConfig, RunShape, machine_memory
 
 __all__ = ["MoCoConfig"]
 
@@ -124,7 +123,7 @@ class MoCoConfig(MethodConfig):
     def _check_memory(self, shape: RunShape) -> None:
         """Refuse a dictionary that the machine can't hold, before anything is allocated."""
         rows = {"queue": self.negatives, "memory_bank": shape.samples, "batch": 0}[self.dictionary]
-        needed, there = rows * self.dim * _BYTES, _memory()
+        needed, there = rows * self.dim * _BYTES, machine_memory()
         if needed > there > 0:
             raise InputError(
                 f"{rows} keys of {self.dim} numbers take {needed} bytes ({needed / _GIGA:.1f} GB) in each "
@@ -134,11 +133,3 @@ class MoCoConfig(MethodConfig):
                 if self.dictionary == "memory_bank"
                 else "use a shorter queue",
             )
-
-
-def _memory() -> int:
-    """Bytes of this machine's memory; 0 where it can't be known."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
