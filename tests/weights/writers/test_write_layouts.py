@@ -95,7 +95,7 @@ def test_a_bundle_keeps_the_classifier(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         models = [
-            zoo.load(str(path), classifier="imagenet1k", progress=False).eval() for path in (file, done.path)
+            zoo.load(str(path), classifier="own", progress=False).eval() for path in (file, done.path)
         ]
         assert torch.equal(models[0](x), models[1](x)) and models[0](x).shape == (2, 5)
     assert json.loads((done.path / "zoo.json").read_text())["num_classes"] == 5
@@ -189,7 +189,7 @@ def test_timm_loads_it_with_difference_zero(tmp_path: Path) -> None:
         ours = zoo.load(str(file), progress=False).eval()
         theirs = timm.create_model(f"local-dir:{done.path}", pretrained=True, num_classes=0).eval()
         assert torch.equal(theirs(x), ours(x))
-        ours = zoo.load(str(file), classifier="imagenet1k", progress=False).eval()
+        ours = zoo.load(str(file), classifier="own", progress=False).eval()
         theirs = timm.create_model(f"local-dir:{done.path}", pretrained=True).eval()
         assert torch.equal(theirs(x), ours(x)) and theirs(x).shape == (2, 7)
     cfg = theirs.pretrained_cfg
