@@ -94,9 +94,7 @@ def test_a_bundle_keeps_the_classifier(tmp_path: Path) -> None:
     done = convert(file, out=tmp_path / "bundle")
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        models = [
-            zoo.load(str(path), classifier="own", progress=False).eval() for path in (file, done.path)
-        ]
+        models = [zoo.load(str(path), classifier="own", progress=False).eval() for path in (file, done.path)]
         assert torch.equal(models[0](x), models[1](x)) and models[0](x).shape == (2, 5)
     assert json.loads((done.path / "zoo.json").read_text())["num_classes"] == 5
     assert "kept beside the trunk, a classifier of 5 classes" in done.notes
