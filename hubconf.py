@@ -59,6 +59,14 @@ def _released(entry, best, pretrained, weights, arguments):
             where=reference,
             fix="load it with the entry `load`",
         )
+    options = getattr(getattr(model, "trunk", model), "options", card.options)
+    for name, value in card.options.items():
+        if options[name] != value:
+            raise errors.InputError(
+                f"This is {found[0]} with {name} {options[name]}, not {value}.",
+                where=reference,
+                fix="load it with the entry `load`",
+            )
     return model
 
 

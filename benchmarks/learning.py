@@ -1,11 +1,14 @@
-"""Does SwAV learn from a folder of images? kNN accuracy before training and after each epoch.
+"""Do the small recipes learn, and as well as with lightly's parts? kNN accuracy before and after training.
 
-    python benchmarks/learning.py --data FOLDER
+    python benchmarks/learning.py --data FOLDER [--hours 2]
 
-FOLDER holds ``train`` and ``val``, each with a folder for each class. The labels are used by the kNN
-classifier alone. Run the same line again to go on after an interruption or a spent ``--hours``.
-The random backbone's accuracy depends on the draw by several points, so a few of them are measured.
-Ends with 1 if the last accuracy is not above all of theirs, with 75 if it has to go on.
+FOLDER holds ``train`` and ``val``, each with a folder for each class; the labels are used by the kNN classifier
+alone (and by supervised training). Every recipe is trained for every seed by ``zoo pretrain``'s own function, and
+SwAV, SimCLR and MoCo also with lightly's parts by the same settings (``lightly_parts.py``). Finished runs are kept
+in ``results/learning.json``; run the same line again for what is missing, or after an interruption. Accuracy
+doesn't depend on how busy the machine is, ``seconds`` does: ``small_steps.py`` times both sides in turn.
+
+Ends with 1 if a mean gain is below its target or below lightly's, with 75 if there is more to do.
 """
 
 from __future__ import annotations
@@ -13,174 +16,259 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from runner import load_average, write_result
+from lightly_parts import METHODS, LightlyRun
+from runner import RESULTS, load_average, machine, write_result
 from torch import nn
 
 import zoo
 from zoo.data.open import open_source
-from zoo.engine.collectives import WorldOfOne
 from zoo.engine.loop import Callback, Loop
 from zoo.pretrain.config import Recipe
-from zoo.pretrain.methods.config_base import RunShape
-from zoo.pretrain.resolve import parse_assignments, resolve
-from zoo.pretrain.session import build_method
+from zoo.pretrain.resolve import resolve
 from zoo.probe.features import source_features
 from zoo.probe.knn import knn_accuracy
 
-HERE = Path(__file__).resolve().parent
-K, TEMPERATURE = 20, 0.07
+K, TEMPERATURE, SIDE = 20, 0.07, 64
+TARGET = 8.0  # points over the random trunk, mean of the seeds
+SEEDS = {
+    "swav_rn18_64px": (0, 1, 2),
+    "simclr_rn18_64px": (0, 1, 2),
+    "moco_v2_rn18_64px": (0, 1, 2),
+    "deepclusterv2_rn18_64px": (0, 1, 2),
+    "selav2_rn18_64px": (0,),
+    "supervised_rn18_64px": (0,),
+}
 
 
-class KnnCurve(Callback):
-    """Measures the trunk at the start and after each epoch, and stops the run when its time is spent.
+class Judge:
+    """kNN accuracy of a trunk, on validation images by their neighbours among the training images."""
 
-    The curve is kept beside the run, a line a measurement; on a resume what lies beyond the step that
-    the run goes on from is dropped, since it will be measured again.
-    """
-
-    def __init__(self, data: Path, file: Path, side: int, norms: tuple[Any, Any], hours: float) -> None:
-        train, val = (open_source(str(data / split)) for split in ("train", "val"))
-        if not train.classes or train.classes != val.classes:
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.train, self.val = (open_source(str(data / split)) for split in ("train", "val"))
+        if not self.train.classes or self.train.classes != self.val.classes:
             raise SystemExit(f"{data}: train and val need the same class folders")
-        self.classes = len(train.classes)
-        self.train, self.val = train, val
-        self.how = {"mean": norms[0], "std": norms[1], "resize": side, "crop": side}
-        self.file = file
-        self.points: list[dict[str, Any]] = []
-        self._losses: list[float] = []
-        self._budget = 3600 * hours
-        self._ends_at = float("inf")
 
-    def accuracy(self, trunk: nn.Module) -> float:
-        """Top-1 of the validation images by their neighbours among the training images."""
+    def __call__(self, trunk: nn.Module, recipe: Recipe) -> float:
+        how = {"mean": recipe.views.mean, "std": recipe.views.std, "resize": SIDE, "crop": SIDE}
         (queries, wanted), (bank, labels) = (
-            source_features(trunk, source, self.how) for source in (self.val, self.train)
+            source_features(trunk, source, how) for source in (self.val, self.train)
         )
         return knn_accuracy(queries, wanted, bank, labels, k=K, temperature=TEMPERATURE)
 
+
+class _Watch(Callback):
+    """Measures at the start and at the end, and stops the run when the time is spent."""
+
+    def __init__(self, judge: Judge, recipe: Recipe, file: Path, ends_at: float) -> None:
+        self.judge, self.recipe, self.file, self.ends_at = judge, recipe, file, ends_at
+        self.points: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
+        self._losses: list[float] = []
+
     def on_start(self, loop: Loop) -> None:
-        if self.file.exists():
-            points = [json.loads(line) for line in self.file.read_text("utf-8").splitlines()]
-            self.points = [point for point in points if point["step"] <= loop.step]
-            self.file.write_text("".join(json.dumps(point) + "\n" for point in self.points), "utf-8")
+        self.points = [point for point in self.points if point["step"] <= loop.step]
         if not self.points:
             self._measure(0, loop)
-        self._ends_at = time.monotonic() + self._budget
 
     def on_step(self, record: Any) -> None:
         self._losses.append(record.loss)
-        if time.monotonic() > self._ends_at:
-            self._ends_at = float("inf")
+        if time.monotonic() > self.ends_at:
+            self.ends_at = float("inf")
             signal.raise_signal(signal.SIGTERM)  # the engine finishes the step, saves and leaves
 
     def on_epoch_end(self, epoch: int, loop: Loop) -> None:
-        if all(point["step"] != loop.step for point in self.points):
+        if loop.step >= loop.total_steps or epoch + 1 == self.recipe.epochs // 2:
             self._measure(epoch + 1, loop)
 
     def _measure(self, epoch: int, loop: Loop) -> None:
-        top1 = self.accuracy(loop.learner.trunk)  # type: ignore[attr-defined]
-        loss = sum(self._losses) / len(self._losses) if self._losses else None
-        self._losses.clear()
-        point = {"epoch": epoch, "step": loop.step, "top1": top1, "loss": loss, "seconds": loop.elapsed}
-        self.points.append(point)
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(point) + "\n")
-        mean_loss = "" if loss is None else f"  mean loss {loss:.3f}"
-        print(
-            f"epoch {epoch:3d}  kNN {100 * top1:5.1f} %{mean_loss}  {loop.elapsed:6.0f} s of training",
-            flush=True,
+        top1 = self.judge(loop.learner.trunk, self.recipe)  # type: ignore[attr-defined]
+        recent = self._losses[-loop.steps_per_epoch :]
+        self.points.append(
+            {
+                "epoch": epoch,
+                "step": loop.step,
+                "top1": top1,
+                "loss": mean(recent) if recent else None,
+                "seconds": loop.elapsed,
+            }
         )
+        self.file.write_text(json.dumps(self.points), "utf-8")
 
 
-def _random_trunks(recipe: Recipe, curve: KnnCurve, count: int) -> list[float]:
-    """Accuracy of untrained trunks, drawn with the seeds after the run's own."""
-    shape = RunShape(
-        views=sum(recipe.views.count), batch_size=recipe.batch_size, world_size=1, steps_per_epoch=1, epochs=1
+def _train_ours(name: str, seed: int, judge: Judge, folder: Path, ends_at: float) -> dict[str, Any] | None:
+    recipe = resolve(name).recipe
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    watch = _Watch(judge, recipe, folder.with_name(f"{folder.name}.points.json"), ends_at)
+    if (folder / "run.json").exists():
+        done = zoo.pretrain(resume=folder, callbacks=[watch], progress="quiet")
+    else:
+        watch.points.clear()
+        done = zoo.pretrain(
+            name,
+            data=str(judge.data / "train"),
+            out=folder,
+            overrides={"seed": seed},
+            callbacks=[watch],
+            progress="quiet",
+        )
+    if done.exit_code:
+        return None
+    environment = json.loads((folder / "environment.json").read_text("utf-8"))
+    return {
+        "curve": watch.points,
+        "precision": environment["precision"],
+        "threads": environment["threads"],
+    }
+
+
+def _train_peer(name: str, seed: int, judge: Judge, folder: Path, ends_at: float) -> dict[str, Any] | None:
+    recipe = resolve(name).recipe
+    run = LightlyRun(recipe, judge.data / "train", seed, workers=1)
+    state, notes = folder / "state.pt", folder / "points.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    points: list[dict[str, Any]] = json.loads(notes.read_text("utf-8")) if notes.exists() else []
+    if state.exists():
+        run.restore(state)
+    else:
+        points = [
+            {
+                "epoch": 0,
+                "step": 0,
+                "top1": judge(run.trunk, recipe),
+                "loss": None,
+                "seconds": 0.0,
+            }
+        ]
+    seconds = points[-1]["seconds"]
+    while run.epoch < recipe.epochs:
+        if time.monotonic() > ends_at:
+            return None
+        began = time.monotonic()
+        loss = run.train_epoch()
+        seconds += time.monotonic() - began
+        points = [points[0], *(p for p in points[1:] if p["epoch"] <= recipe.epochs // 2)]
+        last = {
+            "epoch": run.epoch,
+            "step": run.epoch * len(run.loader),
+            "top1": None,
+            "loss": loss,
+            "seconds": seconds,
+        }
+        if run.epoch in (recipe.epochs // 2, recipe.epochs):
+            last["top1"] = judge(run.trunk, recipe)
+        points.append(last)
+        run.save(state)
+        notes.write_text(json.dumps(points), "utf-8")
+    return {
+        "curve": [point for point in points if point["top1"] is not None],
+        "precision": "float32",
+        "threads": os.cpu_count(),
+    }
+
+
+def _jobs(recipes: list[str]) -> Iterator[tuple[str, str, int]]:
+    """(side, recipe, seed): ours first, since a peer alone says nothing."""
+    for side in ("ours", "lightly"):
+        for name in recipes:
+            if side == "ours" or resolve(name).recipe.method.name in METHODS:
+                for seed in SEEDS[name]:
+                    yield side, name, seed
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a run's settings are today's; settings that there weren't then don't count."""
+    return all(
+        _same(value, now[key]) if isinstance(value, dict) and value else now.get(key) == value
+        for key, value in before.items()
     )
-    seeds = range(recipe.seed + 1, recipe.seed + 1 + count)
-    return [
-        curve.accuracy(build_method(recipe.model_copy(update={"seed": seed}), shape, WorldOfOne()).trunk)
-        for seed in seeds
-    ]
+
+
+def _report(runs: dict[str, Any], recipes: list[str]) -> bool:
+    """Print a row for each recipe; whether all that is there is as good as it should be."""
+    good = True
+    print(f"{'recipe':<26} {'random':>7} {'ours':>7} {'gain':>6} {'lightly':>8}   each seed")
+    for name in recipes:
+        sides: dict[str, list[Any]] = {
+            side: [runs[key]["curve"] for key in runs if key.startswith(f"{side} {name} ")]
+            for side in ("ours", "lightly")
+        }
+        if not sides["ours"]:
+            continue
+        start, end = (mean(100 * curve[at]["top1"] for curve in sides["ours"]) for at in (0, -1))
+        peer = mean(100 * curve[-1]["top1"] for curve in sides["lightly"]) if sides["lightly"] else None
+        each = ", ".join(f"{100 * curve[-1]['top1']:.1f}" for curve in sides["ours"])
+        theirs = ", ".join(f"{100 * curve[-1]['top1']:.1f}" for curve in sides["lightly"])
+        shown = "-" if peer is None else f"{peer:.1f}"
+        print(
+            f"{name:<26} {start:>7.1f} {end:>7.1f} {end - start:>+6.1f} {shown:>8}   "
+            f"{each}{f' (lightly: {theirs})' if theirs else ''}"
+        )
+        good &= end - start >= TARGET and (peer is None or end >= peer)
+    return good
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="a folder with train/ and val/")
-    parser.add_argument("--recipe", default=str(HERE / "recipes" / "swav_tinyimagenet.yaml"))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for zoo pretrain")
-    parser.add_argument("--side", type=int, default=64, help="pixels of the images that kNN sees")
-    parser.add_argument("--random", type=int, default=4, help="further random backbones to measure")
-    parser.add_argument("--hours", type=float, default=1.0, help="stop and save after this time")
-    parser.add_argument("--name", help="of the result; the data folder's name by default")
-    parser.add_argument("--out", type=Path, help="the run's folder; runs/learning_NAME by default")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-
-    name = f"learning_{arguments.name or arguments.data.resolve().name}"
-    out = arguments.out or Path("runs") / name
-    overrides = parse_assignments(arguments.set)
-    recipe = resolve(arguments.recipe, overrides).recipe
-    load = load_average()
-    curve = KnnCurve(
-        arguments.data,
-        out.with_name(f"{out.name}.curve.jsonl"),
-        arguments.side,
-        (recipe.views.mean, recipe.views.std),
-        arguments.hours,
-    )
-    pixels = curve.accuracy(nn.Flatten())
-    print(f"raw pixels kNN {100 * pixels:5.1f} % ({curve.classes} classes)", flush=True)
-    others = _random_trunks(recipe, curve, arguments.random)
-    print("random backbones kNN " + ", ".join(f"{100 * top1:.1f}" for top1 in others), flush=True)
-    if (out / "run.json").exists():
-        result = zoo.pretrain(resume=out, callbacks=[curve], progress="lines")
-        recipe = resolve(out / "recipe.yaml").recipe
-    else:
-        curve.file.unlink(missing_ok=True)
-        result = zoo.pretrain(
-            arguments.recipe,
-            data=str(arguments.data / "train"),
-            out=out,
-            overrides=overrides,
-            callbacks=[curve],
-            progress="lines",
+    parser.add_argument("--recipes", nargs="+", default=list(SEEDS), choices=list(SEEDS))
+    parser.add_argument("--hours", type=float, default=2.0, help="stop and save after this time")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "learning", help="where runs are kept")
+    parser.add_argument("--side", choices=("ours", "lightly"), help="this one alone")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    ends_at = time.monotonic() + 3600 * options.hours
+    judge = Judge(options.data)
+    path = RESULTS / "learning.json"
+    missing = 0
+    for side, name, seed in _jobs(options.recipes):
+        runs = json.loads(path.read_text("utf-8"))["runs"] if path.exists() else {}
+        key = f"{side} {name} {seed}"
+        settings = resolve(name).recipe.model_copy(update={"seed": seed}).to_dict()
+        if key in runs and _same(runs[key]["recipe"], settings):
+            continue
+        if time.monotonic() > ends_at or options.side not in (None, side):
+            missing += 1
+            continue
+        load = load_average()
+        train = _train_ours if side == "ours" else _train_peer
+        found = train(name, seed, judge, options.out / side / f"{name}-{seed}", ends_at)
+        if found is None:  # stopped, by a signal or by the clock
+            missing += 1
+            ends_at = 0.0
+            continue
+        now = {"load_before": load, "processor": machine()["processor"], **found, "recipe": settings}
+        runs = (
+            json.loads(path.read_text("utf-8"))["runs"] if path.exists() else {}
+        )  # another one may write too
+        write_result(
+            "learning",
+            {
+                "data": {
+                    "name": judge.data.name,
+                    "train": len(judge.train),
+                    "val": len(judge.val),
+                    "classes": len(judge.train.classes),
+                },
+                "knn": {"k": K, "temperature": TEMPERATURE, "side": SIDE},
+                "runs": {**runs, key: now},
+            },
         )
-    first, last = curve.points[0]["top1"], curve.points[-1]["top1"]
-    randoms = [first, *others]
-    settings = recipe.to_dict()
-    settings["data"].pop("sources")  # a path of this machine
-    write_result(
-        name,
-        {
-            "load_before": load,
-            "finished": result.exit_code == 0,
-            "images": {"train": len(curve.train), "val": len(curve.val), "classes": curve.classes},
-            "knn": {"k": K, "temperature": TEMPERATURE, "side": arguments.side},
-            "pixels": pixels,
-            "random": randoms,  # the run's own start first
-            "pretrained": last,
-            "gain_points": 100 * (last - first),
-            "gain_over_mean_random_points": 100 * (last - sum(randoms) / len(randoms)),
-            "curve": curve.points,
-            "recipe": settings,
-        },
-    )
-    if result.exit_code:
-        print("not finished: run the same line again to go on")
-        return result.exit_code
-    risen = last > max(randoms)
-    print(
-        f"random {100 * first:.1f} % (all: {100 * min(randoms):.1f} to {100 * max(randoms):.1f}), now "
-        f"{100 * last:.1f} %: {'above' if risen else 'NOT above'} every random backbone"
-    )
-    return 0 if risen else 1
+        print(f"{key}: " + ", ".join(f"{100 * point['top1']:.1f}" for point in found["curve"]), flush=True)
+    runs = json.loads(path.read_text("utf-8"))["runs"] if path.exists() else {}
+    good = _report(runs, options.recipes)
+    if missing:
+        print(f"{missing} runs are missing: run the same line again to go on")
+        return 75
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from zoo.pretrain.rundir import RunFolder
 from zoo.pretrain.session import Session
 from zoo.tensors import seeded
 
-__all__ = ["PlainLARS", "PlainNetwork", "PlainStep", "make_views", "normalized", "our_step"]
+__all__ = ["PlainLARS", "PlainNetwork", "PlainStep", "Side", "Step", "make_views", "normalized", "our_step"]
 
 RECIPE = "swav_rn50_800ep"
 GROUPS = ((224, 2), (96, 6))  # side, views
@@ -211,14 +211,14 @@ def _serve(side: str, batch: int) -> None:
         print(json.dumps({"seconds": seconds, "cpu": cpu_seconds, "memory": grown}), flush=True)
 
 
-class _Side:
-    """A process that steps when it is told to."""
+class Side:
+    """A process that steps when it is told to: ``script --serve SIDE``, see ``_serve``."""
 
-    def __init__(self, side: str, batch: int, threads: int) -> None:
-        self._command = [sys.executable, __file__, "--serve", side, "--batch", str(batch)]
+    def __init__(self, side: str, batch: int, threads: int, script: str = __file__) -> None:
+        self._command = [sys.executable, script, "--serve", side, "--batch", str(batch)]
         self._command += ["--threads", str(threads)]
 
-    def __enter__(self) -> _Side:
+    def __enter__(self) -> Side:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -245,7 +245,7 @@ class _Side:
 
 def _measure(batch: int, pairs: int, threads: int) -> dict[str, Any]:
     rows, peaks, full_peaks = [], [], []
-    with _Side("ours", batch, threads) as ours, _Side("plain", batch, threads) as plain:
+    with Side("ours", batch, threads) as ours, Side("plain", batch, threads) as plain:
         losses = [side.about["first_loss"] for side in (ours, plain)]
         if not math.isclose(*losses, abs_tol=0.05):
             raise RuntimeError(f"not the same step: the first losses are {losses}")

@@ -37,6 +37,12 @@ def convert(
         str | None,
         typer.Option("--licence", "--license", help="Of the weights, if where they come from doesn't say."),
     ] = None,
+    legacy: Annotated[
+        bool,
+        typer.Option(
+            "--legacy", help="In the container of torch before 1.6 (layouts torchvision and amdim)."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -44,7 +50,7 @@ def convert(
     set_up_notes()
     from zoo.conversion import convert as convert_model
 
-    done = convert_model(model, to=to, out=out, name=name, licence=licence, force=force)
+    done = convert_model(model, to=to, out=out, name=name, licence=licence, legacy=legacy, force=force)
     if as_json:
         print_json(done.to_json())
         return

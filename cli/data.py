@@ -1,7 +1,8 @@
-"""``zoo data check`` and ``zoo views``: look at images before anything is trained on them."""
+"""``zoo data check``, ``zoo data shard`` and ``zoo views``: look at images, and pack them, before training."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from pathlib import Path
@@ -30,7 +31,9 @@ def data_main() -> None:
 
 @data.command("check")
 def check(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a text file of paths, or a name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A folder, a text file of paths, tar shards, or a name.")
+    ],
     report: Annotated[
         str, typer.Option("--report", help="The file that lists unusable images, one JSON object a line.")
     ] = "bad_files.jsonl",
@@ -76,6 +79,53 @@ def check(
         raise typer.Exit(1)
 
 
+@data.command("shard")
+def shard(
+    source: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A folder of images, or a text file of paths.")
+    ],
+    out: Annotated[str, typer.Option("--out", "-o", help="The folder for the shards.")],
+    size: Annotated[str, typer.Option("--size", help="Bytes of a shard, at most.")] = "256MB",
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Images of a shard, instead of --size.")
+    ] = None,
+    in_order: Annotated[
+        bool,
+        typer.Option(
+            "--in-order", help="Keep the folder's order (default: shuffled, so that a shard has all classes)."
+        ),
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pack images into tar shards (WebDataset's layout) with an index; called again, it goes on where it stopped."""
+    set_up_notes(quiet)
+    from zoo.data.open import open_source
+    from zoo.data.shards.pattern import parse_size
+    from zoo.data.shards.write import write_shards
+
+    most = parse_size(size, f"--size {size}")
+    images = open_source(source)
+    for note in getattr(images, "notes", ()):
+        logging.getLogger("zoo").info("%s", note)
+    with _progress(len(images), quiet or as_json, "packing") as update:
+        made = write_shards(
+            images,
+            Path(out),
+            size=most,
+            count=count,
+            shuffle=not in_order,
+            progress=lambda done: update(done, 0),
+        )
+    if as_json:
+        print_json({**made.to_json(), "source": images.name, "out": out})
+        return
+    before = f" ({made.kept} were there)" if made.kept else ""
+    classes = f" of {len(made.classes)} classes" if made.classes else ""
+    print(f"{out}: {made.images} images{classes} in {made.shards} shards{before}, {made.bytes / 1e6:.1f} MB")
+    print(f"  train on them: zoo pretrain --data {out}")
+
+
 def _print_problems(found: CheckReport, report: str) -> None:
     if not found.bad:
         print(f"All {found.images} images can be used ({report} is empty).")
@@ -112,37 +162,40 @@ def _rows(found: CheckReport, classes: int, notes: list[str]) -> list[dict[str, 
 class _progress:  # noqa: N801 - used like a function
     """A bar on standard error, if that is a terminal; otherwise a line every so often."""
 
-    def __init__(self, total: int, silent: bool) -> None:
+    def __init__(self, total: int, silent: bool, doing: str = "reading") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._total, self._silent = total, silent
+        self._total, self._silent, self._doing = total, silent, doing
         console = Console(stderr=True)
         self._plain = not console.is_terminal
         self._bar = Progress(
-            TextColumn("reading"),
+            TextColumn(doing),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[bad]} unusable"),
+            TextColumn("{task.fields[bad]}"),
             TimeRemainingColumn(),
             console=console,
             auto_refresh=False,  # its thread would be there when the reading processes are forked
             disable=silent or self._plain,
         )
-        self._task = self._bar.add_task("reading", total=total, bad=0)
-        self._shown = 0.0
+        self._task = self._bar.add_task(doing, total=total, bad="")
+        self._shown, self._said = 0.0, 0
 
     def __enter__(self) -> _progress:
         self._bar.start()
         return self
 
     def __call__(self, done: int, bad: int) -> None:
-        if self._plain and not self._silent and done % 10_000 == 0:
-            typer.echo(f"read {done} of {self._total}, {bad} unusable", err=True)
+        if self._plain and not self._silent and done // 10_000 > self._said:
+            self._said = done // 10_000
+            typer.echo(
+                f"{self._doing}: {done} of {self._total}{f', {bad} unusable' if bad else ''}", err=True
+            )
         now = time.monotonic()
         if now - self._shown > _REFRESH or done == self._total:
             self._shown = now
-            self._bar.update(self._task, completed=done, bad=bad, refresh=True)
+            self._bar.update(self._task, completed=done, bad=f"{bad} unusable" if bad else "", refresh=True)
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()

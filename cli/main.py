@@ -18,6 +18,7 @@ __all__ = ["command_line", "run"]
 # name -> module:attribute, a function or a group; in the order of --help
 _COMMANDS = {
     "demo": "demo:demo",
+    "plan": "plan:plan",
     "pretrain": "pretrain:pretrain",
     "data": "data:data",
     "views": "data:views",
@@ -25,6 +26,8 @@ _COMMANDS = {
     "transfer": "transfer:app",
     "results": "transfer:results",
     "extract": "extract:extract",
+    "assign": "assign:assign",
+    "neighbours": "neighbours:neighbours",
     "convert": "convert:convert",
     "list": "models:list_models",
     "show": "models:show",
@@ -35,6 +38,7 @@ _COMMANDS = {
     "pull": "models:pull",
     "rm": "models:rm",
     "runs": "inspect:runs",
+    "report": "report:report",
     "recipes": "inspect:recipes",
     "env": "inspect:env",
 }

@@ -28,7 +28,8 @@ def pretrain(
         typer.Option(
             "--data",
             metavar="SRC",
-            help="Images: a folder, a text file of paths, builtin:photos, or a name such as cifar10; may be repeated.",
+            help="Images: a folder, a text file of paths, tar shards ('/data/{000..999}.tar', s3://...), parquet "
+            "files, builtin:photos, or a name such as cifar10; may be repeated.",
         ),
     ] = None,
     resume: Annotated[
@@ -44,6 +45,10 @@ def pretrain(
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the images.")] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option("--samples", help="Images that the run sees, such as 1e9, instead of --epochs."),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", help="Images a step, over all processes."),
@@ -77,6 +82,18 @@ def pretrain(
         list[str] | None,
         typer.Option("--tracker", help="tensorboard, trackio or wandb; may be repeated (also on resume)."),
     ] = None,
+    stop_on_collapse: Annotated[
+        bool,
+        typer.Option("--stop-on-collapse", help="End the run, saved, when the doctor finds a collapse."),
+    ] = False,
+    probe: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--probe",
+            metavar="SRC",
+            help="Labelled images to judge by each epoch: a folder with train and val, a name, or twice a source.",
+        ),
+    ] = None,
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Processes on this machine (one for each GPU).")
     ] = None,
@@ -103,6 +120,7 @@ def pretrain(
     options = _given(
         {
             "epochs": epochs,
+            "samples": samples,
             "batch_size": batch_size,
             "seed": seed,
             "device": device,
@@ -112,8 +130,17 @@ def pretrain(
             "data.augment_on": augment_on,
             "data.channels": channels,
             "data.sources": data or None,
+            "probe.data": probe or None,
+            "health.stop_on_collapse": stop_on_collapse or None,
         }
     )
+    if epochs is not None:
+        if samples is not None:
+            raise InputError(
+                "--epochs and --samples can't be used together: each says how long the run is.",
+                where=f"--epochs {epochs} --samples {samples}",
+            )
+        options["samples"] = None  # a recipe's own number would win otherwise
     overrides = parse_assignments(sets or [])
     if slurm:
         if nproc is not None:

@@ -71,8 +71,16 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
         print_json({"schema": 1, **result})
         return
     rows = [{"metric": name, "value": value} for name, value in result["metrics"].items()]
-    print_table(f"{recipe}: {result['model']} on {result['dataset']}", ["metric", "value"], rows)
+    print_table(f"{_recipe_of(result)}: {result['model']} on {result['dataset']}", ["metric", "value"], rows)
+    if result["details"].get("flatters"):
+        print(f"not for comparison: {result['details']['flatters']}")
     print(f"the evidence is in {result['path']}")
+
+
+def _recipe_of(result: dict[str, Any]) -> str:
+    """The recipe's name, and which of its protocols, if it has several."""
+    protocol = result.get("protocol", {}).get("protocol")
+    return f"{result['recipe']} ({protocol})" if protocol else str(result["recipe"])
 
 
 def _command(recipe: str, summary: str) -> Callable[..., None]:
@@ -102,7 +110,7 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
     for name, field in RECIPES.config(recipe).model_fields.items():
         flag = "--" + name.replace("_", "-")
         shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-        text = f"{field.description} (default: {shown})"
+        text = f"{field.description} (default: {'none' if shown == '' else shown})"
         if field.annotation is bool:
             annotation: Any = Annotated[bool | None, typer.Option(flag + "/--no-" + flag[2:], help=text)]
         else:
@@ -163,7 +171,7 @@ def results(
         return
     rows = [
         {
-            "recipe": result["recipe"],
+            "recipe": _recipe_of(result),
             "model": result["model"],
             "data": result["dataset"],
             "metrics": ", ".join(f"{k} {v:.4g}" for k, v in result["metrics"].items() if v is not None),

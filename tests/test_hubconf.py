@@ -394,3 +394,58 @@ def test_a_small_amdim_is_not_the_released_one(repository, tmp_path):
     model = entry_of(repository, "load", reference=str(tmp_path / "small.pth")).eval()
     with torch.no_grad():
         assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("entry", "ndf", "n_rkhs"), [("amdim_medium", 256, 2048), ("amdim_large", 320, 2560)]
+)
+def test_amdims_entries_take_a_local_file_and_give_three_maps(
+    repository, shared, tmp_path, monkeypatch, entry, ndf, n_rkhs
+):
+    """The published keys at a sixteenth of the widths, and a catalog that says so."""
+    import dataclasses
+    import sys
+
+    import torch
+
+    from weights.formats.layouts import DIVISOR, published_state, save, wrapped
+    from zoo.models.factory import create_trunk
+
+    name = f"amdim_in128_ndf{ndf}_rkhs{n_rkhs}_rd10"
+    state = published_state(shared, name, narrow=True)
+    for key, value in state.items():
+        if key.endswith("running_var"):
+            value.abs_()
+        elif value.ndim == 4 and value.is_floating_point():
+            value.div_(value[0].numel() ** 0.5)
+    file = save(tmp_path / "copy.pth", wrapped(name, state))
+    with pytest.raises(Exception, match=f"amdim with {n_rkhs // DIVISOR} features, not amdim with {n_rkhs}"):
+        entry_of(repository, entry, weights=file)
+    (module,) = [
+        module
+        for module_name, module in sys.modules.items()
+        if module_name.startswith("_zoo_hub_")
+        and module_name.endswith(".zoo.weights.catalog")
+        and module.__file__.startswith(repository)
+    ]
+    card = cards_of(entry)[0]
+    narrow = {**card.options, "ndf": ndf // DIVISOR, "n_rkhs": n_rkhs // DIVISOR}
+    small = dataclasses.replace(card, options=narrow, num_features=narrow["n_rkhs"])
+    monkeypatch.setattr(module, "CATALOG", {**CATALOG, card.name: small})
+    model = entry_of(repository, entry, weights=file).eval()
+    trunk = create_trunk("amdim", options=narrow).eval()
+    encoder = "encoder.module."
+    trunk.load_state_dict({k.removeprefix(encoder): v for k, v in state.items() if k.startswith(encoder)})
+    images = torch.randn(2, 3, 128, 128)
+    with torch.no_grad():
+        maps = model.maps(images)
+        assert [tuple(found.shape[1:]) for found in maps] == [
+            (narrow["n_rkhs"], side, side) for side in (1, 5, 7)
+        ]
+        assert all(torch.equal(found, wanted) for found, wanted in zip(maps, trunk.maps(images), strict=True))
+        assert torch.equal(model(images), maps[0].flatten(1)) and model(images).isfinite().all()
+    other = dataclasses.replace(small, options={**narrow, "n_depth": 9})
+    monkeypatch.setattr(module, "CATALOG", {**CATALOG, card.name: other})
+    with pytest.raises(Exception, match="This is amdim with n_depth 10, not 9") as caught:
+        entry_of(repository, entry, weights=file)
+    assert type(caught.value).__name__ == "InputError" and "`load`" in caught.value.fix

@@ -49,7 +49,7 @@ def results_of(weights_sha256: str, root: Path | None = None) -> list[dict[str, 
     """The results that say how good these weights are, without paths of this machine.
 
     Left out: what diverged (a finding about its settings, not about the weights), what was scored on
-    training images, and what was measured on a part of the data only.
+    training images, what was measured on a part of the data only, and what says itself that it flatters.
     """
     mine = [
         {key: value for key, value in result.items() if key != "path"}
@@ -60,9 +60,10 @@ def results_of(weights_sha256: str, root: Path | None = None) -> list[dict[str, 
 
 
 def _is_fair(result: dict[str, Any]) -> bool:
-    protocol = result.get("protocol", {})
+    protocol, details = result.get("protocol", {}), result.get("details", {})
     unfair = ("test_on_train", "allow_overlap", "limit")
-    return not result.get("details", {}).get("diverged") and not any(protocol.get(name) for name in unfair)
+    doubted = details.get("diverged") or details.get("flatters")
+    return not doubted and not any(protocol.get(name) for name in unfair)
 
 
 def _public_name(reference: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["convert", "extract", "load", "pretrain", "publish"]
+__all__ = ["assign", "convert", "extract", "load", "neighbours", "pretrain", "publish"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +22,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".pretrain.publish", __name__).publish_run
     if name == "extract":
         return importlib.import_module(".extraction", __name__).extract
+    if name == "assign":
+        return importlib.import_module(".assignment", __name__).assign
+    if name == "neighbours":
+        return importlib.import_module(".neighbourhood", __name__).neighbours
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

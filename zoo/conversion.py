@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def convert(
     out: str | Path | None = None,
     name: str | None = None,
     licence: str | None = None,
+    legacy: bool = False,
     force: bool = False,
     progress: bool = True,
 ) -> Converted:
@@ -88,6 +89,7 @@ def convert(
         out: the file or folder to write.
         name: ``org/name``: put the bundle into the local hub instead.
         licence: of the weights, if it isn't known from where they come from.
+        legacy: write the container that torch wrote before version 1.6, where the layout is a file of torch's.
         force: replace what is at ``out``, if it is something that this layout writes.
         progress: say on standard error what is downloaded.
 
@@ -98,11 +100,19 @@ def convert(
     """
     writer: Writer = WRITERS.code(to)()
     target = _target(writer, out, name, force)
+    if legacy and not writer.has_legacy:
+        capable = ", ".join(known for known in WRITERS if WRITERS.code(known).has_legacy)
+        raise InputError(
+            f"The layout {to} is no file of torch's, which had another container once.",
+            where="--legacy",
+            fix=f"leave it out, or choose a layout that has it: {capable}",
+        )
+    writer.legacy = legacy
     writer.ready()
     wanted = parse_reference(str(reference))
     _spare_the_source(target, wanted)
     model, known = contents_of(str(reference), progress=progress)
-    trunk = fill_trunk(create_trunk, model.network, model.trunk, wanted.where).eval()
+    trunk = fill_trunk(create_trunk, model.network, model.trunk, wanted.where, model.preprocessing).eval()
     what = _describe(model, known, wanted, licence, trunk.num_features)
     source = Source(name or target.name, model, what, trunk)
     reason = writer.refusal(source)
@@ -187,15 +197,16 @@ def _file_of(wanted: Reference, lineage: dict[str, Any]) -> Path | None:
 def _beside(writer: Writer, source: Source) -> tuple[str, ...]:
     """What becomes of what is no trunk."""
     heads, classifier, how = source.model.heads, source.model.classifier, source.what.preprocessing
-    names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in heads))
     parts = [
-        (bool(heads), writer.keeps_heads, f"heads: {names} ({len(heads)} tensors)"),
-        (bool(classifier), writer.keeps_classifier, f"a classifier of {source.what.num_classes} classes"),
+        (kept, _heads([head for head in heads if writer.keeps_head(head.partition(".")[0]) == kept]))
+        for kept in (True, False)
     ]
+    if classifier:
+        parts.append((writer.keeps_classifier, f"a classifier of {source.what.num_classes} classes"))
     notes = [
         f"kept beside the trunk, {what}" if kept else f"left out, for the layout has no place for it, {what}"
-        for there, kept, what in parts
-        if there
+        for kept, what in parts
+        if what
     ]
     if not writer.keeps_preprocessing:
         notes.append(
@@ -203,6 +214,11 @@ def _beside(writer: Writer, source: Source) -> tuple[str, ...]:
             f"crop {how['crop']}, values in 0..1 normalised by mean {how['mean']} and std {how['std']}"
         )
     return tuple(notes)
+
+
+def _heads(tensors: Sequence[str]) -> str:
+    names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in tensors))
+    return f"heads: {names} ({len(tensors)} tensors)" if tensors else ""
 
 
 # --- where it goes ---

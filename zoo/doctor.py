@@ -63,12 +63,12 @@ def diagnose(reference: str, *, progress: bool = True) -> dict[str, Any]:
     }
     try:
         model, known = checked_contents(reference, progress=progress)
-        trunk = fill_trunk(create_trunk, model.network, model.trunk, target.where)
+        trunk = fill_trunk(create_trunk, model.network, model.trunk, target.where, model.preprocessing)
     except ZooError as error:
         if path is None and target.kind not in ("local", "path", "run"):
             raise
         return {**found, **_unreadable(error, found["file"])}
-    signs = signs_of(trunk, model.network)
+    signs = signs_of(trunk, model.network, model.preprocessing)
     described = {
         "format": model.format,
         "what": model.what,
@@ -193,7 +193,7 @@ def _lines(reference: str, model: ForeignModel, features: int) -> dict[str, list
         python.append(f'classifier = zoo.load({quoted}, classifier="imagenet1k").eval()')
     commands = [f"zoo extract {word} FOLDER --out features.safetensors"]
     network, how = model.network, model.preprocessing
-    if not network.options:  # recipes train networks that have none
+    if network.arch != "amdim":  # it takes views of one size, and not every recipe has such
         recipe = "swav_tiny" if how["crop"] <= _SMALL else "swav_rn50_bs256"
         usual = resolve(recipe).recipe.trunk
         wanted = {name: getattr(network, name) for name in ("arch", "stem", "base_planes")}
@@ -201,6 +201,10 @@ def _lines(reference: str, model: ForeignModel, features: int) -> dict[str, list
             f"--set trunk.{name}={json.dumps(value) if value is None else value}"
             for name, value in wanted.items()
             if getattr(usual, name) != value
+        ]
+        sets += [
+            shlex.quote(f"--set=trunk.options.{name}={json.dumps(value)}")
+            for name, value in network.options.items()
         ]
         channels = [f"--channels {len(how['mean'])}"] if len(how["mean"]) != 3 else []
         commands.append(

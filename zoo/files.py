@@ -106,7 +106,8 @@ def whole_folder(target: Path) -> Iterator[Path]:
         yield temporary
         for folder, _, names in os.walk(temporary):
             for name in names:
-                fsync_path(Path(folder) / name)
+                if not (Path(folder) / name).is_symlink():  # what it points to isn't ours
+                    fsync_path(Path(folder) / name)
             fsync_path(Path(folder))
         os.rename(temporary, target)
     except BaseException:

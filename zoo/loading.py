@@ -13,6 +13,7 @@ from torch import nn
 
 from .errors import InputError
 from .models.factory import create_trunk
+from .models.foreign import is_foreign, put_classifier
 from .models.resnet import stage_features
 from .weights.fill import fill_trunk, preprocessing
 from .weights.load import Loaded, load_trunk, own_classifier
@@ -33,6 +34,8 @@ def load(
     verify: bool = False,
 ) -> Any:
     """A published, released, trained, random or foreign trunk; a ResNet is torchvision's own class.
+
+    A network of timm's is timm's own class; a user's function runs only where ``ZOO_OWN_TRUNKS`` names it.
 
     ``model.fc`` is an ``nn.Identity`` that carries ``in_features``: the output is pooled features, (N,
     F). ``model.transforms()`` makes the test transform that belongs to the weights; ``model.zoo_info``
@@ -73,13 +76,19 @@ def load(
         loaded = load_trunk(target, build, classifier=classifier, progress=progress, verify=verify)
     model = loaded.trunk
     if num_classes is not None:
-        model.fc = nn.Linear(model.fc.in_features, num_classes)
+        put_classifier(model, nn.Linear(model.num_features, num_classes))
     if loaded.classifier is not None:
         weight, bias = loaded.classifier["weight"], loaded.classifier["bias"]
         with torch.device("meta"):
-            model.fc = nn.Linear(weight.shape[1], weight.shape[0])
+            put_classifier(model, nn.Linear(weight.shape[1], weight.shape[0]))
         model.fc.load_state_dict({"weight": weight, "bias": bias}, assign=True)
     if features_only:
+        if is_foreign(model):
+            raise InputError(
+                f"The stages of {loaded.info['arch']} are not known: it gives pooled features only.",
+                where=reference,
+                fix="leave features_only away; timm's own create_model(..., features_only=True) has maps",
+            )
         model = FeatureMaps(model)
     model.zoo_info = loaded.info
     model.transforms = preprocessing(loaded.info["preprocessing"])
@@ -110,7 +119,7 @@ def _from_run(path: Path, reference: str, build: Callable[..., Any], classifier:
     found = None
     if classifier is not None:
         found = own_classifier(parse_reference(reference), classifier, split_classifier(heads)[1])
-    model = fill_trunk(build, what.network, trunk, path)
+    model = fill_trunk(build, what.network, trunk, path, what.preprocessing)
     info = {
         "reference": reference,
         "arch": what.arch,

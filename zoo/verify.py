@@ -125,13 +125,13 @@ def _bundle(found: Verification, folder: Path, in_hub: bool) -> Verification:
     files = found.attempt("tensors", lambda: _tensors_of(bundle))
     if files is None:
         return found.skip(*_OF_A_BUNDLE[2:])
-    expected = {"num_features": info["num_features"]}
+    expected, how = {"num_features": info["num_features"]}, info["preprocessing"]
     trunk = found.attempt(
-        "network", lambda: checks.strict(bundle.network, files[WEIGHTS], bundle.weights, expected)
+        "network", lambda: checks.strict(bundle.network, files[WEIGHTS], bundle.weights, expected, how)
     )
     every = {f"{name} of {file}": value for file, group in files.items() for name, value in group.items()}
     sound = found.attempt("values", lambda: checks.finite(every, bundle.path))
-    fits = checks.preprocessing(found, info["preprocessing"], trunk, zoo_file)
+    fits = checks.preprocessing(found, how, trunk, zoo_file)
     if not info.get("features"):
         found.add("features", NOT_RECORDED, "it was published without those of the made picture")
     elif trunk is None or not sound or not fits:
@@ -315,7 +315,7 @@ def _model(found: Verification, model: ForeignModel, where: object, card: Card |
     if card is not None:  # it states more than the file does
         network = Network(card.arch, card.stem, card.base_planes, dict(card.options))
         how, expected = card.preprocessing, {"num_features": card.num_features, "parameters": card.parameters}
-    trunk = found.attempt("network", lambda: checks.strict(network, model.trunk, where, expected))
+    trunk = found.attempt("network", lambda: checks.strict(network, model.trunk, where, expected, how))
     every = {
         **model.trunk,
         **model.heads,

@@ -451,3 +451,15 @@ def test_a_dictionary_larger_than_the_memory_names_its_bytes(monkeypatch):
 def test_values_out_of_range(settings):
     with pytest.raises(ValueError, match=r"key_views|momentum|temperature"):
         MoCoConfig(**settings)
+
+
+@pytest.mark.parametrize("dictionary", DICTIONARIES)
+def test_a_norm_in_the_head_sees_all_queries_of_the_step(dictionary):
+    method = moco(3, dictionary=dictionary, hidden=5, head_norm=True)
+    assert isinstance(method.projection_head[1], nn.BatchNorm1d)
+    seen = []
+    method.projection_head[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    assert one_step(method, batch_of(1, 3), 0) > 0
+    # End to end the same head also encodes the keys.
+    views = 2 if dictionary != "memory_bank" else 3
+    assert seen == [(views * BATCH, 5), *([(BATCH, 5)] if dictionary == "batch" else [])]

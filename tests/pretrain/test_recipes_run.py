@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tiny import StopAfter, image_folder, lines
+from zoo.data.views.presets import find_preset
 from zoo.engine.loop import Callback, Loop
 from zoo.pretrain import run
 from zoo.pretrain.config import Recipe
@@ -118,6 +120,31 @@ EXPECTED: dict[str, Expected] = {
         for width in (2, 4, 5)
     },
 }
+
+
+class ExpectedAMDIM(NamedTuple):
+    """An AMDIM recipe by its sources; the rest is alike for all (the released code's defaults)."""
+
+    preset: str
+    size: int
+    ndf: int
+    n_rkhs: int
+    n_depth: int
+    batch: int
+    epochs: int
+    drops: tuple[int, int]
+
+
+AMDIM = {
+    "amdim_ndf128_in128": ExpectedAMDIM("amdim-128", 128, 128, 1024, 3, 480, 50, (30, 45)),
+    "amdim_ndf192_in128": ExpectedAMDIM("amdim-128", 128, 192, 1536, 8, 480, 50, (30, 45)),
+    "amdim_ndf256_in128": ExpectedAMDIM("amdim-128", 128, 256, 2048, 10, 1008, 100, (60, 90)),
+    "amdim_ndf320_in128": ExpectedAMDIM("amdim-128", 128, 320, 2560, 10, 1008, 100, (60, 90)),
+    "amdim_ndf192_places205": ExpectedAMDIM("amdim-128", 128, 192, 1536, 8, 480, 50, (30, 45)),
+    "amdim_ndf128_stl10": ExpectedAMDIM("amdim-64", 64, 128, 1024, 3, 200, 300, (250, 280)),
+    "amdim_ndf128_cifar10": ExpectedAMDIM("amdim-32", 32, 128, 1024, 3, 200, 300, (250, 280)),
+    "amdim_ndf128_cifar100": ExpectedAMDIM("amdim-32", 32, 128, 1024, 3, 200, 300, (250, 280)),
+}
 # What the SwAV paper and its released scripts have in common (A.1), and A.8.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "swav": {
@@ -155,10 +182,15 @@ def reduced(recipe: Recipe) -> dict[str, Any]:
         for key, value in NARROW.items()
         if (given := getattr(recipe.method, key, 0))
     }
-    return {
-        **method,
+    network: dict[str, Any] = {
         "trunk.base_planes": 8,  # the fewest of which a ResNeXt's groups get one
         "views.size": [max(8, size // 14) for size in recipe.views.size],
+    }
+    if recipe.trunk.arch == "amdim":  # its pixels are the encoder's
+        network = {"trunk.options": {"ndf": 2, "n_rkhs": 16, "n_depth": 1}}
+    return {
+        **method,
+        **network,
         "batch_size": BATCH,
         "device": "cpu",
         "precision": "float32",
@@ -193,6 +225,26 @@ def test_two_steps(name: str, folder: Path, tmp_path: Path) -> None:
     if name in EXPECTED:
         check_rates(EXPECTED[name].rates, watch.loop, recipe.epochs)
         check_groups(EXPECTED[name].rates, watch.loop)
+    if name in AMDIM:
+        check_adam(AMDIM[name], watch.loop)
+
+
+def check_adam(want: ExpectedAMDIM, loop: Loop) -> None:
+    """AMDIM's optimizer and rates (``task_self_supervised.py``), which don't depend on an epoch's length."""
+    groups = loop.optimizer.param_groups
+    assert type(loop.optimizer) is torch.optim.Adam
+    assert {(group["betas"], group["weight_decay"], group["eps"]) for group in groups} == {
+        ((0.8, 0.999), 1e-5, 1e-8)
+    }
+    trained = [parameter for parameter in loop.learner.parameters() if parameter.requires_grad]
+    assert len(trained) == sum(len(group["params"]) for group in groups)
+    for step in (0, 1, 250, 499, 500):
+        rate = 2e-4 * min(1.0, (step + 1) / 500)
+        if step == 500:
+            rate *= 0.2 ** sum(step >= loop.steps_per_epoch * epoch for epoch in want.drops)
+        assert loop.lr_at(step) == pytest.approx(rate, rel=1e-9), step
+    first, second = (loop.steps_per_epoch * epoch for epoch in (1000, 10000))
+    assert (loop.lr_at(first), loop.lr_at(second)) == (pytest.approx(2e-4 * 0.04),) * 2
 
 
 def check_rates(want: Rates, loop: Loop, epochs: int) -> None:
@@ -258,6 +310,55 @@ def test_a_recipe_is_what_its_sources_say(name: str) -> None:
     own = name.endswith("_1000ep") or name == "simclr_rn50_bs256"  # SimCLR's release; the others are SwAV's
     assert views.std == ((0.229, 0.224, 0.225) if own else (0.228, 0.224, 0.225))
     assert views.interpolation == ("bicubic" if own else "bilinear")
+
+
+@pytest.mark.parametrize("name", AMDIM)
+def test_an_amdim_recipe_is_what_its_sources_say(name: str) -> None:
+    recipe, want = resolve(name).recipe, AMDIM[name]
+    preset = find_preset(want.preset)
+    assert recipe.views.plan() == preset.plan
+    assert recipe.views.shared_flip
+    assert (recipe.views.count, recipe.views.size) == ((2,), (want.size,))
+    test = recipe.evaluation
+    assert (test.resize, test.crop, test.interpolation) == (
+        preset.test.resize,
+        preset.test.crop,
+        preset.test.interpolation,
+    )
+    assert (recipe.trunk.arch, recipe.trunk.options) == (
+        "amdim",
+        {
+            "encoder_size": want.size,
+            "ndf": want.ndf,
+            "n_rkhs": want.n_rkhs,
+            "n_depth": want.n_depth,
+            "use_bn": False,
+        },
+    )
+    assert (recipe.batch_size, recipe.epochs, recipe.seed) == (want.batch, want.epochs, 0)
+    settings = recipe.method.model_dump()
+    assert settings == {
+        "name": "amdim",
+        "costs": ("1to5", "1to7", "5to5"),
+        "across_views": True,
+        "clip": 20.0,
+        "regularizer": 0.05,
+        "classifiers": True,
+        "mixtures": 0,
+        "mixture_hidden": None,
+        "mixture_entropy": 1.0,
+        "mixture_temperature": None,
+    }
+    schedule = recipe.schedule
+    assert (schedule.name, schedule.per, schedule.warmup_steps, schedule.drop) == ("step", "step", 500, 0.2)
+    assert schedule.drop_at == want.drops
+    own = {"stl10": ("stl10",), "cifar10": ("cifar10",), "cifar100": ("cifar100",)}
+    assert recipe.data.sources == own.get(name.rpartition("_")[2], ())
+
+
+def test_every_amdim_recipe_is_checked() -> None:
+    published = {name for name in list_recipes() if name.startswith("amdim") and not name.endswith("px")}
+    assert set(AMDIM) == published
 
 
 @pytest.mark.parametrize("name", list_recipes())

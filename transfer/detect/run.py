@@ -19,6 +19,7 @@ from zoo.engine.precision import choose_device
 from zoo.errors import InputError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed, keyed_uniforms
 from zoo.loading import load
+from zoo.models.factory import is_resnet
 from zoo.tensors import seeded
 from zoo.weights.bundle import weights_digest
 
@@ -71,6 +72,12 @@ def _open(dataset: str, data: str | None, config: DetectConfig) -> tuple[VocImag
 
 def _load_frozen(reference: str) -> tuple[Any, dict[str, Any], str]:
     plain = load(reference, progress=False)
+    if not is_resnet(plain.zoo_info["arch"]):
+        raise InputError(
+            f"A detector stands on the stages of a ResNet; this is {plain.zoo_info['arch']}.",
+            where=reference,
+            fix="judge it by knn, linear or semisup",
+        )
     digest = plain.zoo_info.get("weights_sha256") or weights_digest(plain.state_dict())
     # A detector's batches are too small for batch statistics: scale and shift stay as pretrained.
     frozen = load(reference, norm_layer=FrozenBatchNorm2d, progress=log.isEnabledFor(logging.INFO))

@@ -19,6 +19,7 @@ from zoo.data.views.maker import PlannedViews
 from zoo.data.views.presets import crop_and_flip
 from zoo.errors import InputError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
+from zoo.models.foreign import put_classifier
 from zoo.probe.features import source_features
 from zoo.tensors import seeded
 
@@ -49,7 +50,7 @@ def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
         nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
     device = next(network.parameters()).device
-    network.fc = head.to(device)
+    put_classifier(network, head.to(device))
     trunk_parameters = [p for name, p in network.named_parameters() if not name.startswith("fc.")]
     optimizer = torch.optim.SGD(
         [{"params": trunk_parameters, "lr": config.lr}, {"params": head.parameters(), "lr": config.lr_head}],

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InputError, did_you_mean
 
-__all__ = ["read_class_index", "relabel"]
+__all__ = ["read_class_index", "relabel", "renumber"]
 
 _SHOWN = 5
 
@@ -142,3 +142,28 @@ def relabel(source_classes: Sequence[str], wanted: Sequence[str], where: object 
             fix=f"{did_you_mean(unknown[0], wanted)}known classes: {_some(wanted)}",
         )
     return [number[name] for name in source_classes]
+
+
+def renumber(
+    classes: Sequence[str], named: bool, wanted: Sequence[str], where: object = None
+) -> list[int] | None:
+    """The number in ``wanted`` of each of a source's classes; None where its numbers are the wanted ones.
+
+    Args:
+        classes: the source's, in the order of its numbers.
+        named: whether these are names, or just the numbers.
+        wanted: names of all classes, in the order of their numbers.
+        where: what to name in an error: the source.
+
+    Raises:
+        InputError: classes that ``wanted`` doesn't know, or numbers beyond it.
+    """
+    if named:
+        return relabel(classes, wanted, where)
+    if len(classes) > len(wanted):
+        raise InputError(
+            f"The labels go up to {len(classes) - 1}, and there are {len(wanted)} classes.",
+            where=where,
+            fix="pass the class index that the labels were made with",
+        )
+    return None

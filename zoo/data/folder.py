@@ -104,6 +104,11 @@ class FileImages:
     def __len__(self) -> int:
         return len(self._paths)
 
+    @property
+    def root(self) -> str:
+        """The folder that the relative paths start from."""
+        return os.fsdecode(self._root)
+
     def where(self, index: int) -> str:
         return os.fsdecode(os.path.join(self._root, self._paths[index]))
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -33,7 +33,7 @@ from .views.device import ColorTable, color_table
 from .views.maker import ViewMaker
 from .views.params import ViewParams
 
-__all__ = ["BadFile", "Batch", "EpochOrder", "view_batches"]
+__all__ = ["BadFile", "Batch", "BatchOrder", "EpochOrder", "view_batches"]
 
 _SUBSTITUTES = 20
 _PREFETCH = 2  # batches that each worker is ahead
@@ -101,6 +101,20 @@ class Batch:
         return self
 
 
+class BatchOrder(Protocol):
+    """Which samples make up which batch, as a function of nothing but the seed and the step."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    def rows(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]: ...
+
+
 @dataclass(frozen=True)
 class EpochOrder:
     """Which samples make up which batch: a keyed shuffle of each epoch, the last short batch dropped.
@@ -126,11 +140,15 @@ class EpochOrder:
         whole = order[: self.batches * self.batch_size].reshape(self.batches, self.world_size, -1)
         return whole[:, self.rank]
 
+    def rows(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]:
+        """This process's sample ids of the epoch's batches ``first`` to ``last`` (exclusive)."""
+        return iter(self.epoch(epoch)[first:last])
+
 
 class _BatchSampler(Sampler[list[tuple[int, int]]]):
     """Batches of (epoch, sample) from a step on: one endless worker pool serves all epochs."""
 
-    def __init__(self, order: EpochOrder, first_step: int, last_step: int) -> None:
+    def __init__(self, order: BatchOrder, first_step: int, last_step: int) -> None:
         self.order = order
         self.first_step = first_step
         self.last_step = last_step
@@ -142,7 +160,8 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
         step = self.first_step
         while step < self.last_step:
             epoch, position = divmod(step, self.order.batches)
-            for row in self.order.epoch(epoch)[position : position + self.last_step - step]:
+            last = min(self.order.batches, position + self.last_step - step)
+            for row in self.order.rows(epoch, position, last):
                 yield [(epoch, int(sample)) for sample in row]
                 step += 1
 
@@ -263,7 +282,7 @@ def _start_method() -> str | None:
 def view_batches(
     source: ImageSource,
     maker: ViewMaker,
-    order: EpochOrder,
+    order: BatchOrder,
     *,
     first_step: int,
     last_step: int,

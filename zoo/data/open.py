@@ -16,23 +16,32 @@ from .builtin import open_builtin
 from .decode import Picture
 from .decoding import PLAIN, Decoding
 from .folder import FileImages, open_folder, open_list
+from .hub_dataset import open_hub_dataset
 from .named import NAMED_SETS, open_named
+from .parquet import open_parquet
+from .shards.pattern import is_address, is_pattern, shards_in
+from .shards.source import open_shards
 from .source import ImageSource, open_picture
 
-__all__ = ["ConcatImages", "open_source", "open_sources"]
+__all__ = ["ConcatImages", "absolute_source", "image_name", "open_source", "open_sources"]
 
 
 def open_source(
-    spec: str, split: str = "train", how: Decoding = PLAIN, class_names: tuple[str, ...] | None = None
+    spec: str,
+    split: str = "train",
+    how: Decoding = PLAIN,
+    class_names: tuple[str, ...] | None = None,
+    skip_bad: bool = False,
 ) -> ImageSource:
-    """Open a folder, a text file of paths, ``builtin:NAME`` or a torchvision name.
+    """Open a folder, a text file of paths, tar shards, parquet files, ``builtin:NAME`` or a torchvision name.
 
     Args:
         spec: what the user typed; a path that exists wins over a name.
         split: ``train`` or ``val``, for sources that have parts.
         how: how picture files are decoded (collections without files of their own are RGB).
         class_names: the classes of a folder in the order of their numbers (``read_class_index``), if not
-            its own folders in alphabetical order.
+            its own folders in alphabetical order; of shards and tables, if not their own.
+        skip_bad: go on without shards that are missing or damaged, as far as they are.
 
     Raises:
         InputError: nothing by that name, with the nearest name.
@@ -40,6 +49,14 @@ def open_source(
     path = Path(spec).expanduser()
     if spec.startswith("builtin:"):
         return open_builtin(spec, split)
+    if spec.startswith("hf-dataset:"):
+        return open_hub_dataset(spec, split, how, class_names)
+    if spec.startswith("parquet:") or spec.endswith(".parquet"):
+        return open_parquet(spec, how, class_names)
+    if path.is_dir() and (shards := shards_in(path)):
+        return open_shards(spec, how, class_names, skip_bad=skip_bad, paths=shards)
+    if is_pattern(spec):
+        return open_shards(spec, how, class_names, skip_bad=skip_bad)
     if path.is_dir():
         return _decoded(open_folder(path, spec, class_names), how)
     if path.is_file():
@@ -47,7 +64,7 @@ def open_source(
     if spec in NAMED_SETS:
         return open_named(spec, split)
     raise InputError(
-        "The data is neither a folder, nor a text file of paths, nor a known name.",
+        "The data is neither a folder, nor a text file of paths, nor tar shards, nor a known name.",
         where=spec,
         fix=did_you_mean(spec, [*NAMED_SETS, "builtin:photos"])
         + "Known names: builtin:photos, "
@@ -60,16 +77,34 @@ def _decoded(files: FileImages, how: Decoding) -> FileImages:
     return files
 
 
+def image_name(source: ImageSource, index: int) -> str:
+    """What lists call an image: its file's path; without a file of its own its number, ``NAME[index]``."""
+    return source.where(index) if isinstance(source, FileImages) else f"{source.name}[{index}]"
+
+
+def absolute_source(spec: str) -> str:
+    """The same source named in a way that doesn't depend on the working folder."""
+    prefix = "parquet:" if spec.startswith("parquet:") else ""
+    path = Path(spec.removeprefix(prefix)).expanduser()
+    local = is_pattern(spec) and not is_address(spec)
+    return (
+        f"{prefix}{path.absolute()}"
+        if prefix or local or spec.endswith(".parquet") or path.exists()
+        else spec
+    )
+
+
 def open_sources(
     specs: Sequence[str],
     split: str = "train",
     how: Decoding = PLAIN,
     class_names: tuple[str, ...] | None = None,
+    skip_bad: bool = False,
 ) -> ImageSource:
     """Open one or several sources as one collection, in the order given; see ``open_source``."""
     if not specs:
         raise InputError("No data was named.", fix="pass --data FOLDER, or --data builtin:photos")
-    sources = [open_source(spec, split, how, class_names) for spec in specs]
+    sources = [open_source(spec, split, how, class_names, skip_bad) for spec in specs]
     return sources[0] if len(sources) == 1 else ConcatImages(sources)
 
 
@@ -86,6 +121,28 @@ class ConcatImages:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def stretches(self) -> np.ndarray | None:
+        """What is read together, if all sources know that (``zoo.data.shards.order``)."""
+        parts = [part for source in self.sources if (part := getattr(source, "stretches", None)) is not None]
+        return np.concatenate(parts) if len(parts) == len(self.sources) else None
+
+    @property
+    def window(self) -> int | None:
+        """The smallest of the sources' windows."""
+        windows = (getattr(source, "window", None) for source in self.sources)
+        return min((window for window in windows if window is not None), default=None)
+
+    def soon(self, samples: Sequence[int]) -> None:
+        """Some of the samples that will be wanted next."""
+        found: dict[int, list[int]] = {}
+        for sample in samples:
+            which = bisect.bisect_right(self._ends, sample)
+            found.setdefault(which, []).append(sample - (self._ends[which - 1] if which else 0))
+        for which, inner in found.items():
+            if (soon := getattr(self.sources[which], "soon", None)) is not None:
+                soon(inner)
 
     def _locate(self, index: int) -> tuple[ImageSource, int]:
         which = bisect.bisect_right(self._ends, index)

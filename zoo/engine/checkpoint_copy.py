@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from ..addresses import shown_urls, without_credentials
 from ..errors import InputError, RunError
 from ..files import write_json
 from .checkpoint import MANIFEST, CheckpointFolder, step_name, step_of
@@ -22,7 +23,6 @@ log = logging.getLogger("zoo")
 
 _OWNER = "copy.json"
 _SHORTEST = 4  # blotting out every "a" would leave no message
-_URL = re.compile(r"""[a-z0-9+.\-]+://[^\s'"<>]+""", re.IGNORECASE)
 
 
 class CheckpointCopy:
@@ -194,25 +194,7 @@ class CheckpointCopy:
 
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return _URL.sub(lambda match: without_credentials(match[0]), without_secrets(text))
-
-
-def without_credentials(address: str) -> str:
-    """The address with ``user:password@`` and the query string blotted out; rather too much than too little.
-
-    >>> without_credentials("sftp://me:secret@host/folder?token=abc")
-    'sftp://***@host/folder?***'
-    """
-    scheme, separator, rest = address.partition("://")
-    if not separator:
-        return address
-    user, at, place = rest.rpartition("@")
-    if at and "?" in user:  # a password with a ?, or a query with an @
-        return f"{scheme}://***"
-    if at and re.search("[@:]", rest.partition("/")[0]):
-        rest = f"***@{place}"
-    path, question, _ = rest.partition("?")
-    return f"{scheme}://{path}{'?***' if question else ''}"
+        return shown_urls(without_secrets(text))
 
 
 def _secrets(address: str) -> set[str]:

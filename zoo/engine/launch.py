@@ -20,13 +20,15 @@ from typing import Any
 
 from ..errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_SAVED, InputError, RunError
 
-__all__ = ["launch", "run_worker"]
+__all__ = ["launch", "leave_for_good", "run_worker"]
 
 log = logging.getLogger("zoo")
 
 _LEFT_ON_REQUEST = (EXIT_SAVED, EXIT_INTERRUPTED)
 _TO_END_S = 10.0  # after a second Ctrl-C
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_FOLDER = "ZOO_LAUNCH_FOLDER"
+_FOR_GOOD = "for-good"
 
 
 def launch(command: Sequence[str], nproc: int, max_restarts: int = 0) -> int:
@@ -63,7 +65,7 @@ def launch(command: Sequence[str], nproc: int, max_restarts: int = 0) -> int:
         for restart in range(max_restarts + 1):
             group = _Group(command, nproc, restart, Path(folder) / str(restart))
             code = group.run(signals)
-            if code != EXIT_FAILURE:
+            if code != EXIT_FAILURE or group.left_for_good():
                 break
             if signals.received or restart == max_restarts:
                 log.error("%s", group.what_failed())
@@ -123,6 +125,10 @@ class _Group:
         if first in (EXIT_INTERRUPTED, -signal.SIGINT) or signals.received.count(signal.SIGINT) > 1:
             return EXIT_INTERRUPTED
         return EXIT_SAVED if first == EXIT_SAVED else EXIT_FAILURE
+
+    def left_for_good(self) -> bool:
+        """Whether the processes failed on purpose."""
+        return (self._folder / _FOR_GOOD).exists()
 
     def what_failed(self) -> str:
         """The first process that failed, for people."""
@@ -230,6 +236,13 @@ def _quiet_agent() -> Iterator[None]:
         agent.propagate = propagate
 
 
+def leave_for_good() -> None:
+    """Tell ``launch``, if it started this process, that a failure to come is meant: nothing is to be repeated."""
+    folder = os.environ.get(_FOLDER)
+    if folder is not None:
+        Path(folder, _FOR_GOOD).touch()
+
+
 def run_worker(folder: str, restart: int, threads: int) -> None:
     """What ``launch`` runs in each process: the command in ``sys.argv[1:]``.
 
@@ -239,6 +252,7 @@ def run_worker(folder: str, restart: int, threads: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
+    os.environ[_FOLDER] = folder
     rank = os.environ["RANK"]
     if rank != "0":
         os.dup2(2, 1)

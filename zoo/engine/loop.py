@@ -6,11 +6,12 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.nn.utils import get_total_norm
 
 from ..errors import RunError
 from .average import WeightAverage
@@ -70,8 +71,15 @@ class Callback:
     def on_batch(self, batch: Any) -> None:
         """A batch arrived from the workers."""
 
+    def on_gradients(self, loop: Loop) -> None:
+        """All gradients of a step are there, and the loss is finite; the update comes next."""
+
+    def figures(self, record: StepRecord, loop: Loop) -> Mapping[str, float]:
+        """A step was done and its update applied: figures that go into its record, for all watchers."""
+        return {}
+
     def on_step(self, record: StepRecord) -> None:
-        """A step was done and its update applied."""
+        """A step was done and its record is complete."""
 
     def on_epoch_end(self, epoch: int, loop: Loop) -> None:
         """All steps of an epoch were done."""
@@ -111,6 +119,8 @@ class Loop:
         compute: ``learner.step``, or what wraps it so that gradients are averaged over processes.
         accumulate: parts that a batch is trained in, one after the other.
         average: a running average of the learner's weights, kept beside it.
+        autopsy: (loop, batch, loss) -> a sentence on where a loss that is not finite came from, and the file
+            where more is written; called in all processes at once, with each one's own batch and loss.
     """
 
     learner: Learner
@@ -128,8 +138,11 @@ class Loop:
     compute: Any = None
     accumulate: int = 1
     average: WeightAverage | None = None
+    autopsy: Callable[[Loop, Any, float], tuple[str, Any]] | None = None
     step: int = 0
     elapsed: float = 0.0
+    halted: bool = False
+    """A watcher sets it to have the run stop after this step, its state saved."""
     sections: SectionTimer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -190,8 +203,10 @@ class Loop:
                 step_time=done - began,
                 data_wait=arrived - began,
                 time=self.elapsed,
-                logs=logs,
+                logs=dict(logs),
             )
+            for callback in self.callbacks:
+                record.logs.update(callback.figures(record, self))
             self.step += 1
             for callback in self.callbacks:
                 callback.on_step(record)
@@ -200,7 +215,7 @@ class Loop:
                     callback.on_epoch_end(epoch, self)
                 self.learner.train()
             self._tell_of_checkpoints()
-            if self.world.any(stop.signal is not None):
+            if self.world.any(stop.signal is not None or self.halted):
                 return
             if self.save_every and self.step % self.save_every == 0 and self.step < self.total_steps:
                 self.save()
@@ -235,15 +250,20 @@ class Loop:
         self.learner.before_step(self.step, epoch)
         with explained_memory(batch, self.precision.device):
             loss, logs = self._gradients(batch)
+        own = loss.clone()
         value = float(self.world.sum_(loss)) / self.world.world_size
         if not math.isfinite(value):
+            said, file = self.autopsy(self, batch, float(own)) if self.autopsy is not None else ("", None)
             raise RunError(
                 f"The loss became {value} at step {self.step} (epoch {epoch}); "
-                "the weights were not touched by this step.",
+                f"the weights were not touched by this step. {said}".rstrip(),
+                where=file,
                 fix="start a new run, if you like from these weights (--init-from), with a lower optimizer.lr, "
                 "a longer schedule.warmup_epochs or, where the method has one, a higher temperature or epsilon",
             )
         self.learner.before_update(self.step)
+        for callback in self.callbacks:
+            callback.on_gradients(self)
         self.sections.mark("optimizer")
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -284,6 +304,12 @@ class Loop:
                 self._scaler.scale(loss / count).backward()
                 sections.mark("other")
         return total.clone(), logs
+
+    def gradient_norm(self) -> float:
+        """The length of the gradient of all parameters; for ``Callback.on_gradients``."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        return norm / self._scaler.get_scale() if self._scaler.is_enabled() else norm
 
     def save(self, wait: bool = False) -> None:
         """Begin to write a checkpoint of everything that the next step depends on.
@@ -333,6 +359,11 @@ class Loop:
         self.elapsed = shared["elapsed"]
         self.learner.load_state_dict(shared["learner"])
         self.optimizer.load_state_dict(shared["optimizer"])
+        # Fused optimizers go through memory as it lies: a moment must lie as its parameter does.
+        for parameter, moments in self.optimizer.state.items():
+            for name, value in moments.items():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if shared["scaler"] and self._scaler.is_enabled():
             self._scaler.load_state_dict(shared["scaler"])
         if self.average is not None and "average" in shared:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import InputError
 from .collectives import Collectives, TorchWorld
 
-__all__ = ["AllReduceBatchNorm", "synchronize_batchnorm"]
+__all__ = ["AllReduceBatchNorm", "synchronize_batchnorm", "warn_of_others"]
 
 log = logging.getLogger("zoo")
 
@@ -52,6 +52,17 @@ def synchronize_batchnorm(module: nn.Module, world: Collectives, group_size: int
     if not on_gpu and world.rank == 0 and any(new is not old for old, new in done.items()):
         log.info("BatchNorm is synchronised by exchanges of our own: torch's SyncBatchNorm needs GPUs")
     return module
+
+
+def warn_of_others(module: nn.Module, world: Collectives, group_size: int | None = None) -> None:
+    """Name the kinds of BatchNorm that ``synchronize_batchnorm``, called before, left alone."""
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    left = {type(n).__name__ for n in norms if not isinstance(n, nn.SyncBatchNorm | AllReduceBatchNorm)}
+    if left and world.rank == 0 and 1 not in (world.world_size, group_size):
+        log.warning(
+            "BatchNorms of another kind than torch's (%s) are not synchronised: each sees the images of its process",
+            ", ".join(sorted(left)),
+        )
 
 
 def _converted(

@@ -8,7 +8,7 @@ so that receptive fields stay small and the statistics are the same at every pos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError, did_you_mean
 
-__all__ = ["AMDIMEncoder", "Residual", "amdim_encoder"]
+__all__ = ["AMDIMEncoder", "Residual", "amdim_encoder", "check_views"]
 
 SIZES = (32, 64, 128)
 OPTIONS = ("encoder_size", "ndf", "n_rkhs", "n_depth", "use_bn")
@@ -30,7 +30,7 @@ class _MaybeBatchNorm(nn.Module):
 
     def __init__(self, channels: int, apply: bool) -> None:
         super().__init__()
-        self.bn = nn.BatchNorm2d(channels)
+        self.bn = nn.BatchNorm2d(channels).requires_grad_(apply)
         self.use_bn = apply
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Residual(nn.Module):
             x = F.avg_pool2d(x, self.width, self.stride)
         if self.more:
             x = F.pad(x, (0, 0, 0, 0, 0, self.more))
-        return x + added
+        return added.add_(x) if added.dtype == x.dtype else x + added  # nobody else needs it
 
 
 class _Block(nn.Module):
@@ -123,7 +123,8 @@ class AMDIMEncoder(nn.Module):
     128   62 (C)    30 (2C)         14 (4C)         7 (8C)      5 (8C)      3 (8C)      1 (n_rkhs)
     ====  ========  ==============  ==============  ==========  ==========  ==========  ==========
 
-    ``fc`` is an ``nn.Identity`` that carries ``in_features``, as in the zoo's ResNets. ``feature_info``
+    ``fc`` is an ``nn.Identity`` that carries ``in_features``, as in the zoo's ResNets. ``options`` are the
+    arguments but for ``channels``, as a description and a recipe have them. ``feature_info``
     lists (name, channels, reduction) of each stage; without padding a map is smaller than the image's
     side divided by ``reduction``, which is the distance of two neighbours in pixels.
 
@@ -183,6 +184,7 @@ class AMDIMEncoder(nn.Module):
         names = ["stem", *(f"layer{index}" for index in range(1, len(stages)))]
         reductions = accumulate((stride for _, stride, _ in stages), mul)
         ends = accumulate(len(layers) for _, _, layers in stages)
+        self.options = dict(zip(OPTIONS, (encoder_size, ndf, n_rkhs, n_depth, use_bn), strict=True))
         self.encoder_size = encoder_size
         self.num_features = n_rkhs
         self.feature_info = [
@@ -223,6 +225,11 @@ class AMDIMEncoder(nn.Module):
         *_, seven, five, _, one = self.stage_features(images).values()
         return one, self.rkhs_block_5(five), self.rkhs_block_7(seven)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Both ways through the network, ``forward`` and ``maps``, go through ``torch.compile``."""
+        super().compile(*args, **kwargs)
+        self.maps = torch.compile(self.maps, *args, **kwargs)  # type: ignore[method-assign]
+
     def stage_features(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The map after each stage of ``feature_info``, (N, C, H, W); larger images give larger maps."""
         maps = {}
@@ -259,6 +266,40 @@ def amdim_encoder(options: Mapping[str, Any], channels: int = 3) -> AMDIMEncoder
     return AMDIMEncoder(**options, channels=channels)
 
 
+def check_views(trunk: Any, sizes: Iterable[int], crop: int | None = None) -> None:
+    """Check that an encoder of AMDIM's gets images of its one size; other trunks are passed over.
+
+    Args:
+        trunk: any.
+        sizes: sides of the views that it is trained on.
+        crop: side of the test's images.
+
+    Raises:
+        InputError: others, by the key of the recipe.
+    """
+    if not isinstance(trunk, AMDIMEncoder):
+        return
+    takes = trunk.encoder_size
+    for size in sizes:
+        if size != takes:
+            fix = f"set views.size to [{takes}] and evaluation.crop to {takes}"
+            if size in SIZES:
+                fix += f", or trunk.options.encoder_size to {size}"
+            else:
+                fix += f"; no encoder takes {size} pixels, the nearest takes {_nearest(size)}"
+            raise InputError(
+                f"The views have {size} x {size} pixels, the encoder takes {takes} x {takes} and nothing else.",
+                where="views.size",
+                fix=fix,
+            )
+    if crop not in (None, takes):
+        raise InputError(
+            f"The test's images have {crop} x {crop} pixels, the encoder takes {takes} x {takes}.",
+            where="evaluation.crop",
+            fix=f"set it to {takes}",
+        )
+
+
 def _check(encoder_size: int, ndf: int, n_rkhs: int, n_depth: int, use_bn: bool) -> None:
     for name, value in (("ndf", ndf), ("n_rkhs", n_rkhs), ("n_depth", n_depth)):
         if type(value) is not int or value < 1:
@@ -269,6 +310,7 @@ def _check(encoder_size: int, ndf: int, n_rkhs: int, n_depth: int, use_bn: bool)
         raise InputError(
             f"encoder_size is 32, 64 or 128, the side of the images, not {encoder_size!r}.",
             where="options.encoder_size",
+            fix=f"the nearest is {_nearest(encoder_size)}" if type(encoder_size) is int else None,
         )
     if type(use_bn) is not bool:
         raise InputError(f"use_bn is true or false, not {use_bn!r}.", where="options.use_bn")
@@ -279,3 +321,7 @@ def _check(encoder_size: int, ndf: int, n_rkhs: int, n_depth: int, use_bn: bool)
             where="options.n_rkhs",
             fix=f"n_rkhs of {top} or more, or a smaller ndf",
         )
+
+
+def _nearest(size: int) -> int:
+    return min(SIZES, key=lambda known: abs(known - size))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from ..errors import InputError
 from .amdim import Residual
 
 __all__ = ["recompute_blocks", "statistics_kept"]
@@ -58,8 +59,20 @@ class _RecomputedSequential(nn.Sequential):
 
 
 def recompute_blocks(trunk: nn.Module) -> None:
-    """Keep only the inputs of a trunk's residual blocks in training; keys and values stay."""
+    """Keep only the inputs of a trunk's residual blocks in training; keys and values stay.
+
+    Raises:
+        InputError: it has none that are known here: torchvision's, or AMDIM's.
+    """
+    known = False
     for module in trunk.modules():
         blocks = list(module.children())
         if type(module) is nn.Sequential and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
             module.__class__ = _RecomputedSequential
+            known = True
+    if not known:
+        raise InputError(
+            f"This trunk ({type(trunk).__name__}) has no blocks whose activations could be computed twice.",
+            where="engine.activation_checkpointing",
+            fix="leave it out; engine.accumulate=2 saves memory with every trunk",
+        )

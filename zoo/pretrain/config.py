@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -28,11 +29,24 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrunkConfig(Strict):
-    """The network that is trained (``zoo.models.factory``)."""
+    """The network that is trained (``zoo.models.factory.create_trunk``).
+
+    ``arch``: a ResNet, ``amdim``, ``timm:NAME`` or the user's own ``MODULE:FUNCTION``. ``options``: of
+    ``amdim``, or keyword arguments of timm's network or of the function.
+    """
 
     arch: str = "resnet50"
     stem: Literal["imagenet", "medium", "small"] = "imagenet"
     base_planes: PositiveInt | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return dict(json.loads(json.dumps(value, allow_nan=False)))  # as a run and a model will keep them
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"options are plain values, as in JSON ({error})") from None
 
 
 class ViewsConfig(Strict):
@@ -125,9 +139,12 @@ class EvaluationConfig(Strict):
 
 
 class OptimizerConfig(Strict):
-    """``exclude_one_dimensional`` keeps biases and norms from weight decay and layer-wise adaptation."""
+    """``exclude_one_dimensional`` keeps biases and norms from weight decay and layer-wise adaptation.
 
-    name: Literal["lars", "sgd", "adamw"] = "lars"
+    ``adam`` adds ``weight_decay`` times the weights to their gradients, ``adamw`` takes it off the weights.
+    """
+
+    name: Literal["lars", "sgd", "adam", "adamw"] = "lars"
     lr: PositiveFloat
     weight_decay: NonNegativeFloat = 1e-6
     momentum: Momentum = 0.9
@@ -139,6 +156,7 @@ class OptimizerConfig(Strict):
 class ScheduleConfig(Strict):
     """Linear warm-up from ``start_lr`` to the optimizer's rate, then ``cosine`` to ``final_lr``, or ``step``.
 
+    The warm-up takes ``warmup_epochs``, or ``warmup_steps`` whatever the length of an epoch and of the run.
     ``step``: the rate is multiplied by ``drop`` at each epoch of ``drop_at``. ``per``: whether warm-up and
     cosine move at each step, or at each epoch and stay within it.
     """
@@ -146,6 +164,7 @@ class ScheduleConfig(Strict):
     name: Literal["cosine", "step"] = "cosine"
     per: Literal["step", "epoch"] = "step"
     warmup_epochs: NonNegativeFloat = 0.0
+    warmup_steps: PositiveInt | None = None
     start_lr: NonNegativeFloat = 0.0
     final_lr: NonNegativeFloat = 0.0
     drop_at: tuple[PositiveInt, ...] = ()
@@ -155,6 +174,12 @@ class ScheduleConfig(Strict):
     def _drops_belong_to_steps(self) -> ScheduleConfig:
         if self.name == "cosine" and self.drop_at:
             raise ValueError("drop_at belongs to schedule.name step, a cosine has no drops")
+        return self
+
+    @model_validator(mode="after")
+    def _one_warm_up(self) -> ScheduleConfig:
+        if self.warmup_steps and (self.warmup_epochs or self.per == "epoch"):
+            raise ValueError("warmup_steps counts steps: leave warmup_epochs at 0 and per at step")
         return self
 
 
@@ -217,8 +242,46 @@ class EngineConfig(Strict):
     batchnorm_group: PositiveInt | None = None
 
 
+class HealthConfig(Strict):
+    """The doctor (``zoo.pretrain.health``): looks at a step out of ``every``; 0: never.
+
+    ``stop_on_collapse``: what it finds ends the run, saved.
+    """
+
+    every: int = Field(default=10, ge=0)
+    stop_on_collapse: bool = False
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> HealthConfig:
+        if self.stop_on_collapse and not self.every:
+            raise ValueError("stop_on_collapse needs a doctor who looks: set every above 0")
+        return self
+
+
+class ProbeConfig(Strict):
+    """Classifiers on labelled images while the run trains, which learns nothing from them; off without ``data``.
+
+    ``data``: a folder that holds ``train`` and ``val``, or a name such as ``builtin:photos``; or two sources,
+    training images first. ``knn`` and ``linear``: which classifiers.
+    """
+
+    data: tuple[str, ...] = Field(default=(), max_length=2)
+    every_epochs: PositiveInt = 1
+    knn: bool = True
+    linear: bool = True
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else [] if value is None else value
+
+
 class Recipe(Strict):
-    """A whole recipe. ``batch_size`` is over all processes; learning rates are used as they stand."""
+    """A whole recipe. ``batch_size`` is over all processes; learning rates are used as they stand.
+
+    ``samples``, where given, is how many images the run sees, instead of ``epochs`` passes; its schedule is as
+    long, and an epoch is still one pass.
+    """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
@@ -230,6 +293,7 @@ class Recipe(Strict):
     optimizer: OptimizerConfig
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: PositiveInt
+    samples: PositiveInt | None = None
     batch_size: int = Field(ge=2)
     seed: int = Field(default=0, ge=0, lt=2**63)
     device: str = "auto"
@@ -237,6 +301,18 @@ class Recipe(Strict):
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
+    health: HealthConfig = HealthConfig()
+    probe: ProbeConfig = ProbeConfig()
+
+    @field_validator("samples", mode="before")
+    @classmethod
+    def _in_words(cls, value: Any) -> Any:
+        """1e9, which YAML takes for a word."""
+        try:
+            number = float(value)
+            return int(number) if isinstance(value, str | float) and number.is_integer() else value
+        except (TypeError, ValueError):
+            return value
 
     @field_validator("method", mode="before")
     @classmethod
@@ -246,6 +322,12 @@ class Recipe(Strict):
                 raise ValueError("a method needs a name, such as `name: swav`")
             return METHODS.config(str(value["name"])).model_validate(value)
         return value
+
+    @model_validator(mode="after")
+    def _at_least_a_step(self) -> Recipe:
+        if self.samples is not None and self.samples < self.batch_size:
+            raise ValueError(f"samples ({self.samples}) are fewer than one batch ({self.batch_size})")
+        return self
 
     @model_validator(mode="after")
     def _channels_agree(self) -> Recipe:
@@ -262,6 +344,10 @@ class Recipe(Strict):
                 "the last two numbers of views.jitter to 0"
             )
         return self
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run."""
+        return self.epochs * steps_per_epoch if self.samples is None else self.samples // self.batch_size
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for YAML or JSON."""

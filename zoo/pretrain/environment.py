@@ -22,6 +22,7 @@ PACKAGES = (
     "typer",
     "rich",
     "scikit-image",
+    "timm",
 )
 
 

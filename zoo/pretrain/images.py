@@ -12,8 +12,9 @@ import torch
 
 from ..data.class_index import read_class_index
 from ..data.decode import ArrayPicture, Picture
-from ..data.loader import Batch, EpochOrder, view_batches
+from ..data.loader import Batch, view_batches
 from ..data.open import open_sources
+from ..data.shards.order import order_of
 from ..data.source import ImageSource
 from ..data.views.apply import normalize
 from ..data.views.device import recolor_batch
@@ -22,6 +23,7 @@ from ..data.views.own import OwnViews
 from ..engine.collectives import Collectives
 from ..engine.precision import Precision, processors
 from ..errors import InputError
+from .checks import check_enough, check_shares
 from .config import Recipe
 from .placement import choose_augment_place
 
@@ -48,31 +50,18 @@ class RunImages:
 
     def __init__(self, recipe: Recipe, own: OwnTransform | None, world: Collectives) -> None:
         self.recipe = recipe
-        shares = world.world_size * recipe.engine.accumulate
-        if recipe.batch_size % shares or recipe.batch_size // shares < 2:
-            raise InputError(
-                f"A batch of {recipe.batch_size} images can't be shared equally by {world.world_size} "
-                f"process(es) x {recipe.engine.accumulate} part(s), two images or more each.",
-                where="batch_size",
-                fix=f"use a multiple of {shares}, such as {max(2, round(recipe.batch_size / shares)) * shares}",
-            )
+        check_shares(recipe, world.world_size)
         index = recipe.data.class_index
         self.source: ImageSource = open_sources(
             recipe.data.sources,
             how=recipe.data.decoding(),
             class_names=None if index is None else read_class_index(Path(index)),
+            skip_bad=recipe.data.on_error == "skip",
         )
         for note in getattr(self.source, "notes", ()):
             log.info("%s: %s", self.source.name, note)
-        self.order = EpochOrder(
-            len(self.source), recipe.batch_size, recipe.seed, world.rank, world.world_size
-        )
-        if self.order.batches == 0:
-            raise InputError(
-                f"The batch ({recipe.batch_size}) is larger than the set ({len(self.source)} images).",
-                where=self.source.name,
-                fix="lower batch_size, or pass more images",
-            )
+        self.order = order_of(self.source, recipe.batch_size, recipe.seed, world.rank, world.world_size)
+        check_enough(recipe, len(self.source), self.source.name)
         self._world = world
         self._plan = recipe.views.plan()
         if own is not None and recipe.data.augment_on == "device":
@@ -109,10 +98,12 @@ class RunImages:
         """Data processes: the recipe's number, or what suits the machine."""
         if self.recipe.data.workers is not None:
             return self.recipe.data.workers
-        # A GPU waits for all the workers it can get; on a CPU they share the processors with the trunk.
         mine = processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        share = mine // 4 if device.type == "cpu" else mine - 1
-        return min(8, max(1, share))
+        if device.type == "cpu":
+            # They would take processors from the trunk, which needs many times what the views need: with few
+            # processors views are made between two steps.
+            return min(8, mine // 4)
+        return min(8, max(1, mine - 1))  # a GPU waits for all the workers it can get
 
     def place(self, trunk: Any, device: torch.device, before: str | None = None) -> None:
         """Decide where colours and blur are computed; a resumed run keeps what it had ``before``."""

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
+from ..addresses import without_credentials
 from ..engine.checkpoint import CheckpointFolder
 from ..errors import InputError
+from ..models.factory import create_trunk
 from ..weights.bundle import Description, write_bundle
 from ..weights.card import model_card
+from ..weights.fill import fill_trunk
 from ..weights.fingerprint import record_features
+from ..weights.formats.base import Network
 from ..weights.hubs.local import LocalHub, Published
 from .resolve import resolve
 from .rundir import RunFolder, list_runs, runs_root
@@ -67,19 +71,23 @@ def read_run(path: str | Path) -> tuple[Description, dict[str, torch.Tensor], di
     index = recipe.data.class_index
     public["data"]["class_index"] = None if index is None else _public_name(index)
     public["data"]["sources"] = [_public_name(source) for source in recipe.data.sources]
+    public["probe"]["data"] = [_public_name(source) for source in recipe.probe.data]
+    network = Network(recipe.trunk.arch, recipe.trunk.stem, recipe.trunk.base_planes, recipe.trunk.options)
+    preprocessing = {
+        "mean": list(views.mean),
+        "std": list(views.std),
+        "resize": evaluation.resize,
+        "crop": evaluation.crop,
+        "interpolation": evaluation.interpolation,
+    }
     description = Description(
-        arch=recipe.trunk.arch,
-        stem=recipe.trunk.stem,
-        base_planes=recipe.trunk.base_planes,
-        num_features=_num_features(trunk),
+        arch=network.arch,
+        stem=network.stem,
+        base_planes=network.base_planes,
+        options=network.options,
+        num_features=fill_trunk(create_trunk, network, trunk, path, preprocessing).num_features,
         method=recipe.method.name,
-        preprocessing={
-            "mean": list(views.mean),
-            "std": list(views.std),
-            "resize": evaluation.resize,
-            "crop": evaluation.crop,
-            "interpolation": evaluation.interpolation,
-        },
+        preprocessing=preprocessing,
         recipe=public,
         data={"sources": public["data"]["sources"], **folder.data()},
         lineage={
@@ -106,17 +114,8 @@ def split_classifier(
 
 
 def _public_name(source: str) -> str:
+    source = without_credentials(source)
     return Path(source).name if "/" in source else source
-
-
-def _num_features(trunk: dict[str, torch.Tensor]) -> int:
-    """Channels of the last stage: the last norm's weight in the last block."""
-    last = [
-        value
-        for key, value in trunk.items()
-        if key.startswith("layer4.") and ".bn" in key and value.ndim == 1
-    ]
-    return int(last[-1].shape[0])
 
 
 def publish_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -18,7 +19,15 @@ from ..errors import InputError, did_you_mean
 from .config import Recipe, ViewsConfig
 from .methods import METHODS
 
-__all__ = ["Resolved", "differences", "list_recipes", "parse_assignments", "resolve"]
+__all__ = [
+    "Resolved",
+    "differences",
+    "is_packaged",
+    "list_recipes",
+    "packaged_roots",
+    "parse_assignments",
+    "resolve",
+]
 
 _DEFAULT = "default"
 _PRESET = "views.preset"
@@ -30,6 +39,8 @@ class Resolved:
 
     recipe: Recipe
     sources: dict[str, str]
+    layers: tuple[str, ...] = ()
+    """The recipes that it was made of, from the farthest ancestor to itself."""
 
     def to_yaml(self) -> str:
         """The whole recipe as YAML that can be used again, each value with its source as a comment."""
@@ -42,11 +53,29 @@ def _yaml_lines(tree: Mapping[str, Any], prefix: str, sources: Mapping[str, str]
     indent = "  " * prefix.count(".")
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield f"{indent}{key}:"
             yield from _yaml_lines(value, f"{path}.", sources)
         else:
             yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}  # {sources.get(path, _DEFAULT)}"
+
+
+def is_packaged(name: str) -> bool:
+    """Whether a recipe of this name comes with the package."""
+    return "/" not in name and (resources.files(__package__) / "recipes" / f"{name}.yaml").is_file()
+
+
+def packaged_roots(method: str) -> list[str]:
+    """The packaged recipes of a method that are no variations of others."""
+    found = []
+    for file in resources.files(__package__).joinpath("recipes").iterdir():
+        if file.name.endswith(".yaml"):
+            text = file.read_text("utf-8")
+            if not re.search("^extends:", text, re.MULTILINE):
+                name = file.name.removesuffix(".yaml")
+                if _parse(text, name)["method"]["name"] == method:
+                    found.append(name)
+    return sorted(found)
 
 
 def list_recipes() -> dict[str, str]:
@@ -76,7 +105,8 @@ def resolve(
     """
     tree: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source, layer in _layers(recipe, ()):
+    layers = _layers(recipe, ())
+    for source, layer in layers:
         _add_layer(tree, layer, source, sources)
     for label, values in (("--set", overrides or {}), ("option", options or {})):
         # A preset first: the other keys refine it, in whichever order they were typed.
@@ -87,7 +117,7 @@ def resolve(
         checked = Recipe.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, tree, sources) from None
-    return Resolved(checked, sources)
+    return Resolved(checked, sources, tuple(source for source, _ in layers))
 
 
 def differences(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -219,8 +249,8 @@ def _find(name: str) -> tuple[str, str, Path]:
             return str(path), path.read_text("utf-8"), path.parent
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"The recipe can't be read ({error}).", where=path) from None
-    packaged = resources.files(__package__) / "recipes" / f"{name}.yaml"
-    if "/" not in name and packaged.is_file():
+    if is_packaged(name):
+        packaged = resources.files(__package__) / "recipes" / f"{name}.yaml"
         return name, packaged.read_text("utf-8"), Path()
     known = list_recipes()
     raise InputError(

@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 
+from ..data.open import absolute_source
 from ..engine.collectives import Collectives
 from ..engine.dashboards import check_trackers
+from ..engine.launch import leave_for_good
 from ..engine.loop import Callback
 from ..engine.precision import choose_device
 from ..engine.progress import choose_progress
 from ..engine.world import open_world
-from ..errors import InputError, Stopped
+from ..errors import EXIT_FAILURE, InputError, RunError, Stopped
 from ..files import fresh_path
+from .collapse import Event
 from .config import Recipe
 from .images import OwnTransform
 from .methods.base import Method
@@ -39,8 +42,11 @@ _RESTARTS, _REQUEUES = "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"
 # What may differ when a run goes on; anything else would make it another run.
 _MAY_CHANGE = (
     "epochs",
+    "samples",
     "device",
     "checkpoint.",
+    "health.",
+    "probe.",
     "engine.compile",
     "engine.activation_checkpointing",
     *(
@@ -54,7 +60,8 @@ _MAY_CHANGE = (
 class RunResult:
     """How a run ended.
 
-    ``exit_code`` is 0 when all steps are done, 75 or 130 when a signal stopped it (saved, resume it).
+    ``exit_code`` is 0 when all steps are done, 75 or 130 when a signal stopped it (saved, resume it), 1 when it
+    was halted (saved as well): by the doctor for ``event``, or by a watcher.
     ``method`` holds the trained trunk and heads.
     """
 
@@ -64,9 +71,19 @@ class RunResult:
     exit_code: int
     bad_files: int
     method: Method
+    event: Event | None = None
 
     def require_finished(self) -> None:
-        """Raise ``Stopped`` if a signal ended the run early."""
+        """Raise ``Stopped`` if a signal ended the run early, ``RunError`` if it was halted."""
+        if self.exit_code == EXIT_FAILURE:
+            event = self.event
+            why = "" if event is None else f" ({event.name}: {event.seen})"
+            raise RunError(
+                f"The run was stopped and saved at step {self.step} of {self.total_steps}{why}.",
+                where=self.path,
+                fix=f"{'' if event is None else f'a new run with {event.advice}; or '}go on all the same: "
+                f"zoo pretrain --resume {self.path}",
+            )
         if self.exit_code:
             raise Stopped(
                 f"The run was stopped and saved at step {self.step} of {self.total_steps}.",
@@ -233,6 +250,8 @@ def _go_on(
 
 
 def _result(session: Session, folder: RunFolder, ended: Ended) -> RunResult:
+    if ended.exit_code == EXIT_FAILURE:
+        leave_for_good()
     if ended.exit_code and _RESTARTS in os.environ:
         # To torchrun every exit code but 0 is a failure, after which it may start all processes again.
         if session.world.rank == 0:
@@ -246,6 +265,7 @@ def _result(session: Session, folder: RunFolder, ended: Ended) -> RunResult:
         exit_code=ended.exit_code,
         bad_files=ended.bad_files,
         method=session.method,
+        event=ended.event,
     )
 
 
@@ -321,18 +341,16 @@ def _absolute_paths(resolved: Resolved) -> Resolved:
     recipe = resolved.recipe
     index, copy_to = recipe.data.class_index, recipe.checkpoint.copy_to
     data = {
-        "sources": tuple(
-            _absolute(source) if Path(source).expanduser().exists() else source
-            for source in recipe.data.sources
-        ),
+        "sources": tuple(map(absolute_source, recipe.data.sources)),
         "class_index": index if index is None else _absolute(index),
     }
     checkpoint = {"copy_to": copy_to if copy_to is None or ":" in copy_to else _absolute(copy_to)}
     update = {
         "data": recipe.data.model_copy(update=data),
         "checkpoint": recipe.checkpoint.model_copy(update=checkpoint),
+        "probe": recipe.probe.model_copy(update={"data": tuple(map(absolute_source, recipe.probe.data))}),
     }
-    return Resolved(recipe.model_copy(update=update), resolved.sources)
+    return Resolved(recipe.model_copy(update=update), resolved.sources, resolved.layers)
 
 
 def _absolute(path: str) -> str:

@@ -29,7 +29,8 @@ class RunFolder:
     ``run.json`` (what it is, sources of the recipe's values), ``recipe.yaml`` (resolved, usable again),
     ``environment.json``, ``data.json`` (fingerprint), ``metrics.jsonl`` (a line a step),
     ``bad_files.jsonl`` (only if there were any), ``efficiency.json`` (where the last session's time
-    went), ``checkpoints/``, and what trackers keep (``trackers.json``, ``tensorboard/``, ``wandb/``).
+    went), ``events.jsonl`` (what the doctor warned of), ``nonfinite.json`` (the step whose loss was not
+    finite), ``checkpoints/``, and what trackers keep (``trackers.json``, ``tensorboard/``, ``wandb/``).
     """
 
     path: Path
@@ -53,6 +54,14 @@ class RunFolder:
     @property
     def efficiency(self) -> Path:
         return self.path / "efficiency.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def nonfinite(self) -> Path:
+        return self.path / "nonfinite.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torchvision.models.resnet import ResNet
 
+from ..addresses import without_credentials
 from ..data.loader import Batch
 from ..engine.average import WeightAverage
 from ..engine.checkpoint import Checkpoint, CheckpointFolder
-from ..engine.checkpoint_copy import without_credentials
 from ..engine.checkpoint_writer import CheckpointWriter
 from ..engine.collectives import Collectives
 from ..engine.dashboards import choose_trackers
@@ -25,25 +26,31 @@ from ..engine.efficiency import EfficiencyReport
 from ..engine.loop import Callback, Loop
 from ..engine.precision import Precision, choose_precision, compute_threads
 from ..engine.signals import StopRequest
-from ..engine.sync_batchnorm import synchronize_batchnorm
+from ..engine.sync_batchnorm import synchronize_batchnorm, warn_of_others
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
-from ..errors import InputError
+from ..errors import EXIT_FAILURE, InputError
 from ..keyed import keyed_seed
+from ..models.amdim import check_views
 from ..models.factory import create_trunk
+from ..models.foreign import check_sizes, is_foreign
 from ..models.recompute import recompute_blocks
-from ..models.small_maps import use_central_tap
+from ..models.small_maps import use_matrix_products
 from ..optim.lars import LARS
 from ..optim.schedule import WarmupCosine, WarmupSteps
 from ..tensors import seeded
 from ..weights.fill import copy_into
 from ..weights.load import load_trunk
 from ..weights.reference import parse_reference
+from .checks import inconsistencies, shards_of, tell
+from .collapse import Event
 from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
+from .health import Autopsy, doctor_of
 from .images import OwnTransform, RunImages, view_preparer
 from .methods import METHODS
 from .methods.base import Method
 from .methods.config_base import RunShape
+from .online_probe import probe_of
 from .publish import read_run
 from .resolve import Resolved
 from .rundir import RunFolder, RunLock
@@ -51,6 +58,8 @@ from .rundir import RunFolder, RunLock
 __all__ = ["Ended", "Session", "build_method"]
 
 log = logging.getLogger("zoo")
+
+_LENGTH = ("epochs", "samples")
 
 
 def build_method(recipe: Recipe, shape: RunShape, world: Collectives) -> Method:
@@ -60,18 +69,27 @@ def build_method(recipe: Recipe, shape: RunShape, world: Collectives) -> Method:
             recipe.trunk.arch,
             stem=recipe.trunk.stem,
             base_planes=recipe.trunk.base_planes,
+            options=recipe.trunk.options,
             channels=recipe.data.channels,
+            size=recipe.evaluation.crop,
         )
-        return METHODS.code(recipe.method.name)(trunk, recipe.method, shape, world)  # type: ignore[no-any-return]
+        method: Method = METHODS.code(recipe.method.name)(trunk, recipe.method, shape, world)
+    check_views(trunk, shape.sizes, recipe.evaluation.crop)
+    return method
 
 
-def _build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _build_optimizer(
+    config: OptimizerConfig, groups: list[dict[str, Any]], device: torch.device
+) -> torch.optim.Optimizer:
     shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.name == "lars":
         return LARS(groups, momentum=config.momentum, trust=config.trust, **shared)
     if config.name == "sgd":
+        # Not fused: that fails where a parameter (a frozen prototype) gets its first gradient later.
         return torch.optim.SGD(groups, momentum=config.momentum, **shared)
-    return torch.optim.AdamW(groups, betas=config.betas, **shared)
+    fused = device.type in ("cpu", "cuda")  # one pass over each tensor, the same formula
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(groups, betas=config.betas, fused=fused, **shared)
 
 
 def _learning_rate(recipe: Recipe, shape: RunShape) -> Callable[[int], float]:
@@ -79,20 +97,14 @@ def _learning_rate(recipe: Recipe, shape: RunShape) -> Callable[[int], float]:
     config, base = recipe.schedule, recipe.optimizer.lr
     stride = shape.steps_per_epoch if config.per == "epoch" else 1
     unit = shape.steps_per_epoch // stride  # of the schedule's own steps, in an epoch
-    warmup = round(min(config.warmup_epochs, recipe.epochs) * unit)
+    total = -(-shape.total_steps // stride)
+    warmup = config.warmup_steps or min(round(config.warmup_epochs * unit), total)
     schedule: WarmupCosine | WarmupSteps
     if config.name == "step":
         drops = tuple(epoch * unit for epoch in config.drop_at)
         schedule = WarmupSteps(base, config.start_lr, warmup, drops, config.drop)
-        if drops and max(config.drop_at) >= recipe.epochs:
-            log.warning(
-                "schedule.drop_at %s reaches beyond the run's %d epochs: not all drops of the learning rate "
-                "will come",
-                list(config.drop_at),
-                recipe.epochs,
-            )
     else:
-        schedule = WarmupCosine(base, config.final_lr, config.start_lr, warmup, recipe.epochs * unit)
+        schedule = WarmupCosine(base, config.final_lr, config.start_lr, warmup, total)
     return lambda step: schedule.at(step // stride)
 
 
@@ -117,11 +129,15 @@ class _Step(nn.Module):
 
 @dataclass(frozen=True)
 class Ended:
-    """How far a session came, why it ended (0, 75 or 130), and how many files were unreadable."""
+    """How far a session came, why it ended (0, 75 or 130; 1: halted), and how many files were unreadable.
+
+    ``event`` is what the doctor halted the run for, known to the first process.
+    """
 
     step: int
     exit_code: int
     bad_files: int
+    event: Event | None = None
 
 
 class Session:
@@ -148,35 +164,44 @@ class Session:
         self.device = device
         self.recipe = recipe = resolved.recipe
         self.images = RunImages(recipe, own_views, world)
+        steps = recipe.total_steps(self.images.order.batches)
         self.shape = RunShape(
             views=sum(count for _, count in self.images.groups),
             batch_size=recipe.batch_size,
             world_size=world.world_size,
             steps_per_epoch=self.images.order.batches,
-            epochs=recipe.epochs,
+            epochs=-(-steps // self.images.order.batches),
             samples=len(self.images.source),
             classes=tuple(self.images.source.classes),
             data=self.images.source.name,
             accumulate=recipe.engine.accumulate,
             sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
+            sizes=tuple(size for size, _ in self.images.groups),
+            steps=steps,
         )
-        for warning in recipe.method.check(self.shape):
-            log.warning("%s", warning)
+        shards, workers = shards_of(self.images.source), self.images.workers(device)
+        tell(inconsistencies(resolved, self.shape, shards, workers, begun=precision is not None))
         self.precision = _precision(recipe.precision, precision, device, world)
         self.method = build_method(recipe, self.shape, world)
         if device.type == "cpu":
-            use_central_tap(self.method.trunk)
+            use_matrix_products(self.method)  # a momentum encoder too
         if recipe.engine.activation_checkpointing:
             recompute_blocks(self.method.trunk)
         self.method.to(device=device, dtype=self.precision.master_dtype)
         self.method.to(memory_format=self.precision.memory_format)
+        if is_foreign(self.method.trunk):
+            check_sizes(self.method.trunk, recipe.trunk.arch, recipe.data.channels, self.shape.sizes)
         if recipe.engine.sync_batchnorm:
             synchronize_batchnorm(self.method, world, recipe.engine.batchnorm_group)
+            warn_of_others(self.method, world, recipe.engine.batchnorm_group)
         if recipe.engine.compile:
-            self.method.trunk.compile()
+            for network in (self.method.trunk, getattr(self.method, "momentum_encoder", None)):
+                if network is not None:
+                    network.compile()
         self.optimizer = _build_optimizer(
-            recipe.optimizer, self.method.param_groups(recipe.optimizer.exclude_one_dimensional)
+            recipe.optimizer, self.method.param_groups(recipe.optimizer.exclude_one_dimensional), device
         )
+        self.probe = probe_of(recipe) if world.rank == 0 else None
         self.started_from_weights = False
 
     def init_from(self, reference: str) -> None:
@@ -215,8 +240,10 @@ class Session:
         first = self.world.rank == 0
         bad_files = BadFileLog(folder.bad_files_of(self.world.rank))
         watchers: list[Callback] = [bad_files]
+        doctor = doctor_of(self.recipe, self.shape, folder.events) if first else None
         if first:
             watchers += [
+                *(watcher for watcher in (doctor, self.probe) if watcher is not None),
                 MetricsLog(folder.metrics),
                 # Before the progress view: one of them may ask for a login.
                 *choose_trackers(trackers, folder.path, folder.path.name, self._shown_recipe()),
@@ -253,13 +280,15 @@ class Session:
         if bad_files.files:
             log.warning("%d unreadable images were left out, see %s", len(bad_files.files), bad_files.path)
         done = loop.step >= self.shape.total_steps
-        return Ended(loop.step, 0 if done else stop.exit_code, len(bad_files.files))
+        code = EXIT_FAILURE if self.world.any(loop.halted) else 0 if done else stop.exit_code
+        return Ended(loop.step, code, len(bad_files.files), doctor.event if doctor else None)
 
     def _shown_recipe(self) -> dict[str, Any]:
         """The recipe for dashboards, which are not for passwords."""
         shown = self.recipe.to_dict()
         if self.recipe.checkpoint.copy_to is not None:
             shown["checkpoint"]["copy_to"] = without_credentials(self.recipe.checkpoint.copy_to)
+        shown["data"]["sources"] = [without_credentials(source) for source in self.recipe.data.sources]
         return shown
 
     def _warn_of_threads(self, folder: RunFolder, threads: int) -> None:
@@ -295,6 +324,7 @@ class Session:
             world=self.world,
             compute=self._averaged_step(),
             accumulate=engine.accumulate,
+            autopsy=Autopsy(folder.nonfinite, self.images.source, self.world),
             average=None if engine.ema_decay is None else WeightAverage(self.method.trunk, engine.ema_decay),
         )
 
@@ -312,6 +342,8 @@ class Session:
                 # are not synchronised, those of rank 0 are saved: as if they were broadcast before each pass.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
+                # AMDIM's embeddings serve its own loss alone; what a foreign network leaves out is its own affair.
+                find_unused_parameters=not isinstance(self.method.trunk, ResNet),
             )
 
     def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -338,10 +370,11 @@ class Session:
                 info["precision"],
                 self.precision.name,
             )
-        if "epochs" in changes:
+        longer = [f"{key} {changes[key][0]} -> {changes[key][1]}" for key in _LENGTH if key in changes]
+        if longer:
             log.info(
-                "epochs %d -> %d: from step %d on, the learning rate follows the schedule of the new length",
-                *changes["epochs"],
+                "%s: from step %d on, the learning rate follows the schedule of the new length",
+                ", ".join(longer),
                 loop.step,
             )
         elif loop.step >= self.shape.total_steps:
@@ -351,6 +384,7 @@ class Session:
         cut_after(folder.bad_files_of(self.world.rank), loop.step)
         if self.world.rank == 0:
             cut_after(folder.metrics, loop.step)
+            cut_after(folder.events, loop.step)
             info = {key: value for key, value in info.items() if key not in ("schema", "stopped")}
             info["total_steps"] = self.shape.total_steps
             info["resumed"] = [*info["resumed"], {"step": loop.step, "changes": changes}]
@@ -358,14 +392,28 @@ class Session:
                 folder.rewrite_recipe(self.resolved.to_yaml())
             folder.write_info(info)
 
+    def _check_same_network(self, checkpoint: Checkpoint) -> None:
+        """A function may be another one by now, and timm another release."""
+        before = {name: value.shape for name, value in checkpoint.shared["learner"].items()}
+        now = {name: value.shape for name, value in self.method.state_dict().items()}
+        other = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        if other:
+            raise InputError(
+                f"{self.recipe.trunk.arch} makes another network than when the run was started ({other[0]}).",
+                where=checkpoint.path,
+                fix="put the code back as it was, or start a new run",
+            )
+
     def _take_up(self, loop: Loop, checkpoint: Checkpoint, folder: RunFolder) -> None:
         if checkpoint.step > self.shape.total_steps:
             raise InputError(
-                f"The run has done {checkpoint.step} steps already, more than epochs="
-                f"{self.recipe.epochs} would have ({self.shape.total_steps}).",
+                f"The run has done {checkpoint.step} steps already, more than it is to have now "
+                f"({self.shape.total_steps}).",
                 where=folder.path,
-                fix="ask for more epochs",
+                fix="ask for more epochs, or samples",
             )
+        if is_foreign(self.method.trunk):
+            self._check_same_network(checkpoint)
         if checkpoint.world_size == self.world.world_size:
             loop.restore(checkpoint)
             return

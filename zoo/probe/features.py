@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,7 +45,12 @@ def trunk_features(trunk: nn.Module, images: torch.Tensor, how: Mapping[str, Any
 
 
 def source_features(
-    trunk: nn.Module, source: ImageSource, how: Mapping[str, Any], batch_size: int = 64, finite: bool = True
+    trunk: nn.Module,
+    source: ImageSource,
+    how: Mapping[str, Any],
+    batch_size: int = 64,
+    finite: bool = True,
+    mode: Callable[[nn.Module], contextlib.AbstractContextManager[None]] = eval_mode,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Features of a whole source by the test transform, in the source's order.
 
@@ -53,11 +58,12 @@ def source_features(
     same bits whichever images come with it.
 
     Args:
-        trunk: (N, 3, H, W) -> (N, F); runs in eval mode and is given back as it came.
+        trunk: (N, 3, H, W) -> (N, F); is given back as it came.
         source: the images.
         how: preprocessing: mean, std, resize, crop, interpolation (bilinear unless given).
         batch_size: images a pass.
         finite: insist on finite numbers; a training that diverged is judged by what it gives, whatever that is.
+        mode: what the trunk is in meanwhile.
 
     Returns:
         float32 (N, F), and labels int64 (N,), -1 where there are none.
@@ -73,7 +79,7 @@ def source_features(
 
     out = []
     told = time.monotonic()
-    with eval_mode(trunk), ThreadPoolExecutor(_READERS) as pool:
+    with mode(trunk), ThreadPoolExecutor(_READERS) as pool:
         for start in range(0, len(source), batch_size):
             rows = range(start, min(start + batch_size, len(source)))
             block = np.zeros((batch_size, crop, crop, channels), dtype=np.uint8)

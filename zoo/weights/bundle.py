@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..files import read_json, sha256_of, write_json, write_text
 from ..homes import cache_home
+from ..models.factory import TIMM
 from .formats.base import Network
 
 if TYPE_CHECKING:  # `zoo list` and `zoo show` import no torch
@@ -59,7 +60,7 @@ class Description:
     """What a bundle says of itself (``zoo.json``, without the hash of its weights).
 
     Args:
-        arch: a key of ``zoo.models.factory.TRUNKS``, with ``stem``, ``base_planes`` and ``options``.
+        arch: with ``stem``, ``base_planes`` and ``options`` what ``zoo.models.factory.create_trunk`` takes.
         num_features: length of a pooled feature.
         method: the method that trained it, e.g. ``swav``.
         preprocessing: mean, std, resize, crop, interpolation.
@@ -352,6 +353,8 @@ def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
 def timm_builds(description: Description) -> bool:
     """Whether timm has this network, under the same name and keys."""
     network = description.network
+    if network.arch.startswith(TIMM):
+        return True
     return network.arch in _TIMM_NAMES and network == type(network)(network.arch)
 
 
@@ -363,12 +366,12 @@ def config_of(description: Description) -> dict[str, Any]:
     if not timm_builds(description):
         return {"zoo": ours, "num_features": description.num_features}
     how = description.preprocessing
-    size, channels = int(how["crop"]), len(how["mean"])
+    size, channels, resnet = int(how["crop"]), len(how["mean"]), description.arch in _TIMM_NAMES
     config: dict[str, Any] = {
-        "architecture": description.arch,
+        "architecture": description.arch.removeprefix(TIMM),
         "num_classes": 0,
         "num_features": description.num_features,
-        "global_pool": "avg",
+        **({"global_pool": "avg"} if resnet else {}),
         "pretrained_cfg": {
             "tag": description.recipe.get("name", description.method),
             "input_size": [channels, size, size],
@@ -379,14 +382,13 @@ def config_of(description: Description) -> dict[str, Any]:
             "mean": how["mean"],
             "std": how["std"],
             "num_classes": 0,
-            "pool_size": [7, 7],
-            "first_conv": "conv1",
-            "classifier": "fc",
+            **({"pool_size": [7, 7], "first_conv": "conv1", "classifier": "fc"} if resnet else {}),
         },
         "zoo": ours,
     }
-    if channels != 3:
-        config["model_args"] = {"in_chans": channels}
+    arguments = {**description.options, **({} if channels == 3 else {"in_chans": channels})}
+    if arguments:
+        config["model_args"] = arguments
     return config
 
 

@@ -52,10 +52,15 @@ def model_card(name: str, what: Description) -> str:
             f"A linear classifier of {what.num_classes} classes lies beside it, in `classifier.safetensors`.",
             "",
         ]
-    kind = "" if what.arch == "amdim" else "a torchvision ResNet; "
+    kind = "" if what.arch == "amdim" or ":" in what.arch else "a torchvision ResNet; "
+    body += ["## Load", ""]
+    if ":" in what.arch and not standard:
+        body += [
+            f"The network is code that isn't here: `{what.arch}`, a function, must be importable, and be allowed "
+            f"with `export ZOO_OWN_TRUNKS={what.arch}`.",
+            "",
+        ]
     body += [
-        "## Load",
-        "",
         "```python",
         "import zoo",
         f'model = zoo.load("{name}").eval()    # {kind}model.fc is an Identity',
@@ -92,10 +97,10 @@ def model_card(name: str, what: Description) -> str:
 
 
 def _network(what: Description) -> str:
-    if timm_builds(what):
-        return what.arch
     if what.options:
         return f"{what.arch} ({', '.join(f'{key} {value}' for key, value in what.options.items())})"
+    if timm_builds(what) or ":" in what.arch:
+        return what.arch
     return f"{what.arch} (stem {what.stem}, {what.base_planes or 'usual'} planes)"
 
 

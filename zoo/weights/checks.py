@@ -10,8 +10,9 @@ import torch
 
 from ..errors import InputError, ZooError
 from ..models.factory import create_trunk
+from ..models.foreign import is_foreign
 from .description import check_preprocessing
-from .fill import fill_trunk
+from .fill import STANDARD_PREPROCESSING, fill_trunk
 from .formats.base import Network
 from .reading.notes import shown
 
@@ -107,6 +108,7 @@ def strict(
     tensors: Mapping[str, torch.Tensor],
     where: object,
     expected: Mapping[str, Any],
+    how: Mapping[str, Any] = STANDARD_PREPROCESSING,
 ) -> tuple[Any, str]:
     """Fill the network, every tensor in its place.
 
@@ -115,11 +117,12 @@ def strict(
         tensors: its trunk.
         where: what they were read from, for messages.
         expected: ``num_features`` and ``parameters``, as far as somebody states them.
+        how: its preprocessing.
 
     Raises:
         InputError: they don't fit, or there are more or fewer than is stated.
     """
-    trunk = fill_trunk(create_trunk, network, tensors, where)
+    trunk = fill_trunk(create_trunk, network, tensors, where, how)
     counted = {
         "parameters": sum(parameter.numel() for parameter in trunk.parameters()),
         "num_features": trunk.num_features,
@@ -153,8 +156,12 @@ def finite(tensors: Mapping[str, torch.Tensor], where: object) -> tuple[bool, st
 
 
 def preprocessing(found: Verification, how: Mapping[str, Any], trunk: Any, where: object) -> bool:
-    """Check a preprocessing, against the network's channels if there is a network; whether it passes."""
-    channels = None if trunk is None else int(next(trunk.parameters()).shape[1])
+    """Check a preprocessing, against the network's channels if there is a network; whether it passes.
+
+    A network that is not the zoo's own was tried with them when it was built.
+    """
+    known = trunk is not None and not is_foreign(trunk)
+    channels = int(next(trunk.parameters()).shape[1]) if known else None
 
     def check() -> tuple[bool, str]:
         check_preprocessing(how, where, channels)

@@ -11,6 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InputError
+from ..models.factory import TRUNKS
+from ..tensors import seeded
 from .formats.base import Network
 
 __all__ = ["STANDARD_PREPROCESSING", "Build", "copy_into", "fill_trunk", "preprocessing"]
@@ -36,7 +38,13 @@ class _NoInitialisation(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def fill_trunk(build: Build, network: Network, tensors: Mapping[str, torch.Tensor], where: object) -> Any:
+def fill_trunk(
+    build: Build,
+    network: Network,
+    tensors: Mapping[str, torch.Tensor],
+    where: object,
+    how: Mapping[str, Any] = STANDARD_PREPROCESSING,
+) -> Any:
     """Build a network without initialising it and put tensors in; every key must match.
 
     Args:
@@ -44,28 +52,47 @@ def fill_trunk(build: Build, network: Network, tensors: Mapping[str, torch.Tenso
         network: which network.
         tensors: its state dict.
         where: what they were read from, for messages.
+        how: its preprocessing, which tells a network of timm's or of the user's own how many channels and
+            pixels it takes.
 
     Raises:
         InputError: the tensors don't fit the network.
     """
-    importlib.import_module("torchvision.models")  # whatever tensors its import makes must be real ones
-    # No memory and no random numbers for values that are replaced anyway.
-    with torch.device("meta"), _NoInitialisation():
-        first = next((tensors[name] for name in _FIRST if name in tensors), None)
-        channels = 3 if first is None else int(first.shape[1])
-        model = build(
-            network.arch,
-            stem=network.stem,
-            base_planes=network.base_planes,
-            options=network.options,
-            channels=channels,
-        )
+    model = _built(build, network, tensors) if network.arch in TRUNKS else _built_foreign(build, network, how)
     try:
         model.load_state_dict(dict(tensors), strict=True, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:400]
         raise InputError(f"The weights don't fit the network ({reason}).", where=where) from None
     return model
+
+
+def _built(build: Build, network: Network, tensors: Mapping[str, torch.Tensor]) -> Any:
+    importlib.import_module("torchvision.models")  # whatever tensors its import makes must be real ones
+    # No memory and no random numbers for values that are replaced anyway.
+    with torch.device("meta"), _NoInitialisation():
+        first = next((tensors[name] for name in _FIRST if name in tensors), None)
+        channels = 3 if first is None else int(first.shape[1])
+        return build(
+            network.arch,
+            stem=network.stem,
+            base_planes=network.base_planes,
+            options=network.options,
+            channels=channels,
+        )
+
+
+def _built_foreign(build: Build, network: Network, how: Mapping[str, Any]) -> Any:
+    # For real: its constructor may compute tensors that no file holds. What is drawn is replaced.
+    with torch.device("cpu"), seeded(0):
+        return build(
+            network.arch,
+            stem=network.stem,
+            base_planes=network.base_planes,
+            options=network.options,
+            channels=len(how["mean"]),
+            size=int(how["crop"]),
+        )
 
 
 def copy_into(trunk: Any, tensors: Mapping[str, torch.Tensor], where: object) -> None:

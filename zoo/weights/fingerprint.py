@@ -17,6 +17,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..models.factory import create_trunk
+from ..models.foreign import is_foreign
 from .fill import fill_trunk
 from .formats.base import Network
 
@@ -51,9 +52,10 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
     """What ``zoo.json`` keeps under ``features``.
 
     Args:
-        trunk: the network; it is set to eval mode.
-        how: its preprocessing. The picture is drawn with the side ``crop`` (448 at most); ``mean`` and
-            ``std`` are applied.
+        trunk: the network; it is set to eval mode. One that is not the zoo's own is left in the type that it
+            was computed in: float64, or float32 if it can't.
+        how: its preprocessing. The picture is drawn with the side ``crop`` (448 at most, for the zoo's own
+            networks); ``mean`` and ``std`` are applied.
         where: what it was read from, for messages.
 
     Returns:
@@ -63,11 +65,12 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
         InputError: features that are no finite numbers, or a preprocessing that doesn't fit the network.
     """
     mean, std = (torch.tensor(how[key], dtype=torch.float64)[:, None, None] for key in ("mean", "std"))
-    image = (made_picture(min(int(how["crop"]), _SIDE), len(mean)).double() / 255 - mean) / std
+    side = int(how["crop"]) if is_foreign(trunk) else min(int(how["crop"]), _SIDE)
+    image = (made_picture(side, len(mean)).double() / 255 - mean) / std
     try:
-        with torch.no_grad(), _layers_in_float64(trunk.eval()):
-            features = trunk(image[None])[0]
-    except RuntimeError as error:
+        with torch.no_grad():
+            features = _features(trunk.eval(), image[None])[0]
+    except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"The network can't take an image by its preprocessing ({reason}).", where=where
@@ -81,6 +84,16 @@ def feature_record(trunk: Any, how: Mapping[str, Any], where: object) -> dict[st
         )
     values = [_short(float(value)) for value in features[:_COUNT]]
     return {"picture": PICTURE, "norm": _short(norm), "values": values}
+
+
+def _features(trunk: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    if not is_foreign(trunk):
+        with _layers_in_float64(trunk):
+            return trunk(images)  # type: ignore[no-any-return]
+    try:
+        return trunk.double()(images)  # type: ignore[no-any-return]
+    except RuntimeError:  # it makes float32 of something on the way
+        return trunk.float()(images.float())  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -126,7 +139,7 @@ def record_features(
     Raises:
         InputError: as ``feature_record``, or tensors that don't fit the network.
     """
-    return feature_record(fill_trunk(create_trunk, network, tensors, where), how, where)
+    return feature_record(fill_trunk(create_trunk, network, tensors, where, how), how, where)
 
 
 def features_differ(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:

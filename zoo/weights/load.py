@@ -67,7 +67,7 @@ def load_trunk(
         return _from_bundle(bundle, target, build, classifier, verify)
     model, more = read_foreign(target, progress=progress, verify=verify)
     # Out of the mapped file: saving a fine-tuned model under the file's own name would pull it away.
-    trunk = fill_trunk(build, model.network, _cloned(model.trunk), target.where)
+    trunk = fill_trunk(build, model.network, _cloned(model.trunk), target.where, model.preprocessing)
     found = None
     if classifier is not None:
         found = _released_classifier(target, classifier, progress, verify)
@@ -187,7 +187,7 @@ def _from_bundle(
     info = bundle.info
     check_description(info, bundle.path / "zoo.json")
     tensors = bundle_tensors(bundle, bundle.weights.name)
-    trunk = fill_trunk(build, bundle.network, tensors, bundle.weights)
+    trunk = fill_trunk(build, bundle.network, tensors, bundle.weights, info["preprocessing"])
     found = None
     if classifier is not None:
         kept = {} if bundle.classifier is None else read_safetensors(bundle.classifier)

@@ -1,11 +1,11 @@
 """What weights tell of their history: were they ever trained, wholly or in part, and are they sound?
 
 Two kinds of evidence. Norms start at exact values (scale 1, shift 0, running mean 0, variance 1), which
-the first step of training changes. Convolutions start as independent random numbers: the largest singular
-value of such a matrix lies at the edge of the law of Marchenko and Pastur (1967), give or take a few widths
-of the law of Tracy and Widom (Johnstone 2001, "On the distribution of the largest eigenvalue in principal
-components analysis", theorem 1.1); what training writes into it exceeds the edge by tens or hundreds of
-widths. That needs no knowledge of the scale that a network was initialised with.
+the first step of training changes. Convolutions and linear layers start as independent random numbers: the
+largest singular value of such a matrix lies at the edge of the law of Marchenko and Pastur (1967), give or
+take a few widths of the law of Tracy and Widom (Johnstone 2001, "On the distribution of the largest
+eigenvalue in principal components analysis", theorem 1.1); what training writes into it exceeds the edge by
+tens or hundreds of widths. That needs no knowledge of the scale that a network was initialised with.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..models.factory import create_trunk
+from ..models.factory import TRUNKS, create_trunk
 from ..tensors import seeded
 from .checks import all_finite
+from .fill import STANDARD_PREPROCESSING
 from .formats.base import Network
 
 __all__ = ["SENTENCES", "Signs", "Stage", "edge_excess", "signs_of"]
@@ -42,6 +43,7 @@ SENTENCES = {
     "trained": "It was trained.",
 }
 
+_LAYERS = (nn.Conv2d, nn.Linear)
 _BEYOND = 5.0  # widths above the edge; a random matrix exceeds 2.02 once in a hundred times
 _LIKE = 5.0  # standard errors
 _ROWS = range(16, 1025)  # smaller matrices tell little, larger ones take long
@@ -56,10 +58,10 @@ class Stage:
 
     Args:
         name: ``stem``, ``layer1`` ...
-        norms: BatchNorms that are applied.
+        norms: those that are applied.
         initial_scales: those whose scale and shift are as at the start.
-        initial_statistics: those whose running mean and variance are.
-        convolutions: their number.
+        initial_statistics: those whose running mean and variance are, or that have none.
+        convolutions: their number, linear layers included.
         spread: their standard deviation, as a multiple of a new network's (the median).
         edge: the largest singular value, as a multiple of a random matrix's (the median); None: not examined.
         initial: everything is as in a new network.
@@ -82,8 +84,8 @@ class Signs:
     Args:
         verdict: a key of ``SENTENCES``.
         non_finite: names of tensors that hold NaN or infinity.
-        norms: BatchNorms that are applied; of them those with initial scales, with initial statistics, and
-            with scales that are all zero.
+        norms: those that are applied; of them those with initial scales, with initial statistics (or none),
+            and with scales that are all zero.
         batches: the largest counter of a norm: how many batches it has seen.
         convolutions: how many; of them those whose spread is a new network's, within the error of sampling.
         examined: matrices whose spectrum was looked at; ``beyond_edge`` of them are no random ones.
@@ -116,6 +118,7 @@ class _Norm(NamedTuple):
     stage: str
     scales: bool
     statistics: bool
+    tracked: bool
     zero: bool
     still: int
     batches: int
@@ -149,22 +152,22 @@ def edge_excess(weight: torch.Tensor) -> tuple[float, float]:
     return math.sqrt(largest / edge), (largest - edge) / width
 
 
-def signs_of(trunk: Any, network: Network) -> Signs:
+def signs_of(trunk: Any, network: Network, how: Mapping[str, Any] = STANDARD_PREPROCESSING) -> Signs:
     """Look at a filled trunk.
 
     Args:
         trunk: of ``zoo.weights.fill.fill_trunk``.
         network: which it is: a new one of the same kind is made for comparison.
+        how: its preprocessing.
     """
     non_finite = [name for name, tensor in trunk.state_dict().items() if not all_finite(tensor)]
     modules = dict(trunk.named_modules())
-    norms = [
-        _norm(_stage(name), module)
-        for name, module in modules.items()
-        if isinstance(module, nn.BatchNorm2d) and _applied(name, modules)
-    ]
-    weights = {name: m.weight.detach().float() for name, m in modules.items() if isinstance(m, nn.Conv2d)}
-    fresh = _fresh(network, int(next(iter(weights.values())).shape[1]))
+    scaled = {name: m for name, m in modules.items() if _is_norm(m) and _applied(name, modules)}
+    norms = [_norm(_stage(name), module) for name, module in scaled.items()]
+    weights = {name: m.weight.detach().float() for name, m in modules.items() if isinstance(m, _LAYERS)}
+    new = _new(network, weights, how)
+    fresh = {name: m.weight.detach() for name, m in new.named_modules() if isinstance(m, _LAYERS)}
+    moved = {_stage(name) for name in _moved(trunk, new) if name.rpartition(".")[0] not in scaled}
     sound = {name for name in weights if f"{name}.weight" not in non_finite}
     chosen = _chosen({name: weights[name] for name in weights if name in sound})
     convolutions = [
@@ -177,6 +180,7 @@ def signs_of(trunk: Any, network: Network) -> Signs:
             stage,
             [norm for norm in norms if norm.stage == stage],
             [convolution for convolution in convolutions if convolution.stage == stage],
+            stage in moved,
         )
         for stage in dict.fromkeys(_stage(name) for name in weights)
     ]
@@ -194,17 +198,20 @@ def signs_of(trunk: Any, network: Network) -> Signs:
         "zero_filters": sum(each.zero_filters for each in convolutions),
         "still_channels": sum(norm.still for norm in norms),
     }
-    verdict = "broken" if non_finite else _verdict(counts, stages)
+    tracked = any(norm.tracked for norm in norms)
+    # In the zoo's own networks it is known which stages say something.
+    judged = [stage for stage in stages if stage.norms or network.arch in TRUNKS]
+    verdict = "broken" if non_finite else _verdict(counts, judged, tracked, bool(moved))
     return Signs(verdict=verdict, non_finite=non_finite, stages=stages, **counts)
 
 
-def _verdict(counts: Mapping[str, int], stages: list[Stage]) -> str:
+def _verdict(counts: Mapping[str, int], judged: list[Stage], tracked: bool, moved: bool) -> str:
     new_statistics = counts["initial_statistics"] == counts["norms"]
-    if counts["beyond_edge"] == 0 and counts["initial_scales"] == counts["norms"]:
+    if counts["beyond_edge"] == 0 and counts["initial_scales"] == counts["norms"] and not moved:
         return "untrained" if new_statistics else "only statistics"
-    if counts["norms"] and new_statistics:
+    if tracked and new_statistics:
         return "no statistics"
-    if any(stage.initial for stage in stages):
+    if any(stage.initial for stage in judged):
         return "partly untrained"
     return "hardly trained" if 2 * counts["beyond_edge"] < counts["examined"] else "trained"
 
@@ -213,6 +220,8 @@ def _stage(name: str) -> str:
     first, *rest = name.split(".")
     if first in ("conv1", "bn1"):
         return "stem"
+    if first.isdecimal():  # a sequence's layers are no stages
+        return "layers"
     return f"{first}.{rest[0]}" if first == "layer_list" and rest else first
 
 
@@ -221,34 +230,52 @@ def _applied(name: str, modules: Mapping[str, Any]) -> bool:
     return bool(getattr(modules[name.rpartition(".")[0]], "use_bn", True))
 
 
-def _fresh(network: Network, channels: int) -> dict[str, torch.Tensor]:
+def _is_norm(module: nn.Module) -> bool:
+    kinds = (nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm)
+    return isinstance(module, kinds) and module.weight is not None and module.bias is not None
+
+
+def _new(network: Network, weights: Mapping[str, torch.Tensor], how: Mapping[str, Any]) -> Any:
+    known = network.arch in TRUNKS
     with seeded(0):
-        trunk = create_trunk(
+        return create_trunk(
             network.arch,
             stem=network.stem,
             base_planes=network.base_planes,
             options=network.options,
-            channels=channels,
+            channels=int(next(iter(weights.values())).shape[1]) if known else len(how["mean"]),
+            size=int(how["crop"]),
         )
-    return {name: m.weight.detach() for name, m in trunk.named_modules() if isinstance(m, nn.Conv2d)}
 
 
-def _norm(stage: str, norm: nn.BatchNorm2d) -> _Norm:
-    assert (
-        norm.running_mean is not None
-        and norm.running_var is not None
-        and norm.num_batches_tracked is not None
-    )
-    parts = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    scale, shift, mean, variance = (part.detach().float() for part in parts)
+def _moved(trunk: nn.Module, new: nn.Module) -> list[str]:
+    """Biases and the like that begin with one value throughout and have another one."""
+    vectors = {name: p.detach() for name, p in new.named_parameters() if p.ndim == 1 and p.numel() > 1}
+    begun = {name: value for name, value in vectors.items() if (value == value[0]).all()}
+    return [
+        name
+        for name, p in trunk.named_parameters()
+        if name in begun and not torch.equal(p.detach().to(begun[name].dtype), begun[name])
+    ]
+
+
+def _norm(stage: str, norm: Any) -> _Norm:
+    scale, shift = norm.weight.detach().float(), norm.bias.detach().float()
     zero = not bool(scale.any())
+    mean, variance = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
+    count = getattr(norm, "num_batches_tracked", None)
+    new, still, tracked = True, 0, mean is not None and variance is not None
+    if mean is not None and variance is not None:
+        new = not bool(mean.any()) and bool((variance.float() == 1).all())
+        still = int((variance.float().abs() < _STILL).sum())
     return _Norm(
         stage=stage,
         scales=not bool(shift.any()) and (zero or bool((scale == 1).all())),  # some begin residuals with 0
-        statistics=not bool(mean.any()) and bool((variance == 1).all()),
+        statistics=new,
+        tracked=tracked,
         zero=zero,
-        still=int((variance.abs() < _STILL).sum()),
-        batches=int(norm.num_batches_tracked),
+        still=still,
+        batches=0 if count is None else int(count),
     )
 
 
@@ -275,7 +302,7 @@ def _convolution(stage: str, weight: torch.Tensor, fresh: torch.Tensor, examine:
     return _Convolution(stage, multiple, like_new, edge, excess > _BEYOND, dead)
 
 
-def _summary(name: str, norms: list[_Norm], convolutions: list[_Convolution]) -> Stage:
+def _summary(name: str, norms: list[_Norm], convolutions: list[_Convolution], moved: bool) -> Stage:
     edges = [each.edge for each in convolutions if each.edge is not None]
     spreads = [each.spread for each in convolutions if math.isfinite(each.spread)]
     scales = sum(norm.scales for norm in norms)
@@ -288,6 +315,7 @@ def _summary(name: str, norms: list[_Norm], convolutions: list[_Convolution]) ->
         spread=median(spreads) if spreads else 0.0,
         edge=median(edges) if edges else None,
         initial=scales == len(norms)
+        and not moved
         and not any(each.beyond for each in convolutions)
         and (bool(edges) or (bool(convolutions) and all(each.like_new for each in convolutions))),
     )

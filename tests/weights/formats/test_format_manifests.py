@@ -12,6 +12,7 @@ import torch
 
 from zoo.errors import InputError
 from zoo.models.factory import create_trunk
+from zoo.weights.fill import fill_trunk
 from zoo.weights.formats import identify, read_classifier, read_model
 from zoo.weights.formats.base import ForeignModel, Network
 
@@ -109,7 +110,8 @@ def _ours(name: str, key: str) -> tuple[str, str]:
             return "trunk", key.removeprefix("encoder.module.")
         if key.startswith("evaluator.block_glb_lin.block_forward.2."):
             return "classifier", key.rpartition(".")[2]
-        return ("heads" if key.startswith("evaluator") else "nowhere"), key
+        mlp = key.replace("evaluator.block_glb_mlp.block_forward.", "mlp_classifier.")
+        return ("heads" if key.startswith("evaluator") else "nowhere"), mlp
     single = {"moco_lincls_rn50": "fc.", "swav_eval_semisup": "projection_head."}.get(name)
     if single and key.startswith(single):
         return "classifier", key.removeprefix(single)
@@ -197,6 +199,18 @@ def test_the_network_at_full_width(shared: Path, name: str) -> None:
     wanted = {key: tuple(tensor.shape) for key, tensor in trunk.state_dict().items()}
     assert {key: tuple(tensor.shape) for key, tensor in model.trunk.items()} == wanted
     assert list(model.trunk) == list(wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("amdim")])
+def test_amdims_encoders_at_full_width_give_three_maps(shared: Path, name: str) -> None:
+    model = identify(wrapped(name, published_state(shared, name, narrow=False)), name)
+    trunk = fill_trunk(create_trunk, model.network, model.trunk, name).eval()
+    size, dim = trunk.options["encoder_size"], trunk.options["n_rkhs"]
+    images = torch.zeros(2, 3, size, size, device="meta")
+    assert [tuple(found.shape) for found in trunk.maps(images)] == [
+        (2, dim, side, side) for side in (1, 5, 7)
+    ]
+    assert tuple(trunk(images).shape) == (2, dim)
 
 
 def test_what_the_wrappers_say(shared: Path, tmp_path: Path) -> None:

@@ -32,4 +32,7 @@ METHODS = Registry(
         "sela_v2:SeLaV2",
         "Sinkhorn codes of the last epoch's embeddings",
     ),
+    Entry(
+        "amdim", "amdim_config:AMDIMConfig", "amdim:AMDIM", "features of one view predict the other's maps"
+    ),
 )

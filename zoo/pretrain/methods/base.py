@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,36 @@ from torch import nn
 
 from ...data.loader import Batch
 
-__all__ = ["Method", "encode"]
+__all__ = ["Method", "Seen", "encode"]
+
+
+@dataclass
+class Seen:
+    """What a step had before it, for whoever watches over the run's health (``zoo.pretrain.health``).
+
+    The tensors are those of the step, without gradients, of this process alone; of a batch in parts they are
+    the last part's.
+
+    Args:
+        outcomes: a loss of ln ``outcomes`` is that of telling nothing apart: prototypes, classes, or a positive
+            and its negatives.
+        embeddings: (N, D), unit length.
+        scores: (N, K), against the prototypes of one set: what they predict, before any temperature.
+        codes: (B, K), what is to be predicted, rows that sum to 1; for the same prototypes.
+        queue_age: steps since the oldest embedding that the loss made use of was made.
+    """
+
+    outcomes: float
+    embeddings: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+    codes: torch.Tensor | None = None
+    queue_age: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("embeddings", "scores", "codes"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, tensor.detach())
 
 
 class Method(nn.Module):
@@ -23,6 +53,9 @@ class Method(nn.Module):
     """
 
     trunk: nn.Module
+    watched = False
+    """Whether somebody will look at what the next step saw, so that it must keep it in ``seen``."""
+    seen: Seen | None = None
 
     def param_groups(self, exclude_one_dimensional: bool) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer; by default all parameters that learn, alike."""
@@ -47,6 +80,12 @@ class Method(nn.Module):
                 trained in, their views as ``step`` gets them. Going through them costs reading all images
                 again. Where it is stopped by a signal, it raises, and the epoch begins anew in the next
                 session: only a finished pass may leave traces.
+        """
+
+    def rehearse(self) -> None:
+        """Called instead of ``on_epoch_start`` where a step is counted, not computed (``zoo.pretrain.costs``).
+
+        No tensor has values then. What a step finds of an epoch's beginning must have its shapes.
         """
 
     def before_step(self, step: int, epoch: int) -> None:

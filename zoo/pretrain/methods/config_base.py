@@ -26,12 +26,16 @@ class RunShape:
         batch_size: images, over all processes.
         world_size: processes.
         steps_per_epoch: whole batches.
-        epochs: of the run.
+        epochs: of the run; the last one may be broken off.
         samples: images of the data.
         classes: names of the images' labels, in order; none where they carry none.
         data: what the user called it.
         accumulate: parts that a process trains its share of a batch in.
         sync_batchnorm: whether the processes share BatchNorm's statistics.
+        sizes: pixels of the views' sides, for each run of views of one size; none where they aren't known.
+        steps: of the whole run, where these are not all of the epochs'.
+        memory: bytes that a process has for its tensors; None: this machine's.
+        place: whose memory that is.
     """
 
     views: int
@@ -44,10 +48,14 @@ class RunShape:
     data: str = ""
     accumulate: int = 1
     sync_batchnorm: bool = False
+    sizes: tuple[int, ...] = ()
+    steps: int | None = None
+    memory: int | None = None
+    place: str = "this machine"
 
     @property
     def total_steps(self) -> int:
-        return self.steps_per_epoch * self.epochs
+        return self.steps_per_epoch * self.epochs if self.steps is None else self.steps
 
 
 class MethodConfig(Strict):

@@ -6,6 +6,7 @@ Sources: SwAV section 5.1 and ``main_deepclusterv2.py``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from ...models.heads import Prototypes, projection_head
 from ...models.recompute import statistics_kept
 from ..losses.deepcluster import UNSEEN, assignment_loss, rows_of_all, spherical_kmeans
 from ..losses.sinkhorn import promote
-from .base import Method, encode
+from .base import Method, Seen, encode
 from .config_base import RunShape
 from .deepcluster_v2_config import BankConfig, DeepClusterV2Config
 
@@ -113,6 +114,17 @@ class BankMethod(Method):
         with torch.autocast(self.device.type, enabled=False):
             self._set_targets(self.index.clone(), self.assign(epoch))
 
+    def rehearse(self) -> None:
+        self.bank = self.heads()[0].weight.new_zeros(
+            len(self.config.crops_for_assign), self._rows, self.config.dim
+        )
+        self.index = torch.zeros(self._rows, dtype=torch.int64, device=self.device)
+        self._set_targets(self.index.clone(), self._assigned())
+
+    def _assigned(self) -> torch.Tensor:
+        """Something of the shape of what ``assign`` returns; by default labels."""
+        return torch.zeros(self._rows, len(self.prototypes), dtype=torch.int64, device=self.device)
+
     def before_step(self, step: int, epoch: int) -> None:
         self._seen.clear()
 
@@ -132,6 +144,10 @@ class BankMethod(Method):
         mark("loss")
         with torch.no_grad():
             targets = self.targets(self._table[ids], self._known[ids])
+        if self.watched:
+            counts = self.config.prototypes
+            codes = targets[0] if targets[0].is_floating_point() else None
+            self.seen = Seen(math.prod(counts) ** (1 / len(counts)), embeddings, scores[0], codes)
         counted = self._counted(ids) if given is None else given
         return assignment_loss(scores, targets, self.config.temperature, counted), {}
 

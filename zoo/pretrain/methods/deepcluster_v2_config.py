@@ -87,9 +87,9 @@ class BankConfig(MethodConfig):
                 where="method.prototypes",
                 fix=f"use {images} clusters at most, better a tenth of that, or pass more images",
             )
-        there = machine_memory()
+        there = shape.memory or machine_memory()
         if there:
-            self.check_room(shape, there, "this machine")
+            self.check_room(shape, there, shape.place)
         unused = len(self.crops_for_assign) - len(self.prototypes)
         if unused > 0:
             yield (

@@ -19,7 +19,7 @@ from ...models.recompute import statistics_kept
 from ...optim.groups import split_one_dimensional
 from ..losses.info_nce import info_nce, info_nce_in_batch
 from ..losses.sinkhorn import promote
-from .base import Method
+from .base import Method, Seen
 from .config_base import RunShape
 from .moco_config import MoCoConfig
 
@@ -70,7 +70,9 @@ class MoCo(Method):
         self.config = config
         self.world = world
         self.trunk = trunk
-        self.projection_head = projection_head(trunk.num_features, config.hidden, config.dim, norm=False)
+        self.projection_head = projection_head(
+            trunk.num_features, config.hidden, config.dim, norm=config.head_norm
+        )
         if config.dictionary == "queue":
             # The names of the reference's encoder_k: the trunk's, with the head among them.
             self.momentum_encoder = copy.deepcopy(trunk)
@@ -85,6 +87,7 @@ class MoCo(Method):
         self._key_views = config.key_views if config.dictionary != "memory_bank" else ()
         # A view is no query where its own key would be the only one.
         self._query_views = [view for view in range(shape.views) if self._key_views != (view,)]
+        self._batch_size = shape.batch_size  # over all processes
         self._step = 0
         self._seen: list[tuple[torch.Tensor, ...]] = []  # what each part of the batch adds to the dictionary
 
@@ -137,6 +140,8 @@ class MoCo(Method):
     ) -> tuple[torch.Tensor, dict[str, float]]:
         images = _by_view(views, batch.size)
         queries = self.queries(images)
+        if self.watched:
+            self.seen = self._what_is_seen(queries)
         if self.config.dictionary == "memory_bank":
             return self._loss_by_bank(queries, batch), {}
         if self.config.dictionary == "batch":
@@ -149,6 +154,13 @@ class MoCo(Method):
         mark("loss")
         return self._loss_by_queue(queries, keys), {}
 
+    def _what_is_seen(self, queries: torch.Tensor) -> Seen:
+        config, keys = self.config, len(self._key_views) * self._batch_size
+        if config.dictionary == "batch":
+            return Seen(self._batch_size, queries.flatten(0, 1))
+        age = min(self._step, config.negatives / keys) if config.dictionary == "queue" else None
+        return Seen(1 + config.negatives, queries.flatten(0, 1), queue_age=age)
+
     def queries(self, images: list[torch.Tensor]) -> torch.Tensor:
         """Unit-length embeddings (V, B, D) of the views that are compared with any key.
 
@@ -160,7 +172,8 @@ class MoCo(Method):
             groups = zip(*(image.chunk(max(1, self._passes)) for image in run), strict=True)
             features = [self.trunk(_joined(group)).unflatten(0, (len(group), -1)) for group in groups]
             found.append(torch.cat(features, dim=1))
-        return _unit(self.projection_head(torch.cat(found)))
+        whole = torch.cat(found)  # a norm in the head sees all of them
+        return _unit(self.projection_head(whole.flatten(0, 1)).unflatten(0, whole.shape[:2]))
 
     def keys(self, images: list[torch.Tensor], part: int) -> torch.Tensor:
         """Unit-length embeddings (key views, processes * B, D) of all processes' images, in rank order."""

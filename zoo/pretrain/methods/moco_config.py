@@ -32,6 +32,9 @@ class MoCoConfig(MethodConfig):
     hidden: int = Field(
         default=0, ge=0, description="hidden width of the projection head; 0: one linear layer, as in v1"
     )
+    head_norm: bool = Field(
+        default=False, description="BatchNorm in the projection head: short runs start faster with it"
+    )
     dim: PositiveInt = Field(default=128, description="D, the length of an embedding")
     temperature: PositiveFloat = Field(default=0.07, description="T of the softmax over keys (eq. 1)")
     momentum: float = Field(default=0.999, ge=0, le=1, description="m of the momentum encoder (eq. 2)")
@@ -123,11 +126,11 @@ class MoCoConfig(MethodConfig):
     def _check_memory(self, shape: RunShape) -> None:
         """Refuse a dictionary that the machine can't hold, before anything is allocated."""
         rows = {"queue": self.negatives, "memory_bank": shape.samples, "batch": 0}[self.dictionary]
-        needed, there = rows * self.dim * _BYTES, machine_memory()
+        needed, there = rows * self.dim * _BYTES, shape.memory or machine_memory()
         if needed > there > 0:
             raise InputError(
                 f"{rows} keys of {self.dim} numbers take {needed} bytes ({needed / _GIGA:.1f} GB) in each "
-                f"process; this machine has {there / _GIGA:.1f} GB of memory.",
+                f"process; {shape.place} has {there / _GIGA:.1f} GB of memory.",
                 where="method.dictionary" if self.dictionary == "memory_bank" else "method.negatives",
                 fix="use dictionary: queue, or a smaller method.dim"
                 if self.dictionary == "memory_bank"

@@ -59,6 +59,14 @@ class SeLaV2(BankMethod):
                 labels.append(nearest(rows, *self._coding[-1]))
         return torch.stack(labels, dim=1) if labels else self.bank.transpose(0, 1).contiguous()
 
+    def _assigned(self) -> torch.Tensor:
+        if self.config.codes == "hard":
+            return super()._assigned()
+        assert self.bank is not None
+        weights = [prototypes.weight.detach() for prototypes in self.heads()]
+        self._coding = [(weight.clone(), weight.new_zeros(len(weight))) for weight in weights]
+        return self.bank.transpose(0, 1).contiguous()
+
     def targets(self, found: torch.Tensor, known: torch.Tensor) -> list[torch.Tensor]:
         if self.config.codes == "hard":
             return list(found.masked_fill(~known[:, None], UNSEEN).unbind(dim=1))

@@ -15,7 +15,7 @@ from ...models.heads import projection_head
 from ...models.recompute import statistics_kept
 from ..losses.nt_xent import WholeBatch, nt_xent, survey
 from ..losses.sinkhorn import promote
-from .base import Method, encode
+from .base import Method, Seen, encode
 from .config_base import RunShape
 from .simclr_config import SimCLRConfig
 
@@ -37,6 +37,7 @@ class SimCLR(Method):
         self.config = config
         self.world = world
         self.views = shape.views
+        self._outcomes = 1 + shape.views * (shape.batch_size - 1)  # a positive and all negatives
         self.trunk = trunk
         self.projection_head = projection_head(trunk.num_features, config.hidden, config.dim)
 
@@ -53,6 +54,8 @@ class SimCLR(Method):
         self, views: list[torch.Tensor], batch: Batch, given: WholeBatch | None = None
     ) -> tuple[torch.Tensor, dict[str, float]]:
         embeddings = self(views)
+        if self.watched:
+            self.seen = Seen(self._outcomes, embeddings)
         mark("loss")
         return nt_xent(embeddings, self.views, self.config.temperature, self.world, given), {}
 

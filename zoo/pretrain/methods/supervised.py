@@ -16,7 +16,7 @@ from ...engine.collectives import Collectives
 from ...engine.sections import mark
 from ...errors import InputError
 from ..losses.sinkhorn import promote
-from .base import Method, encode
+from .base import Method, Seen, encode
 from .config_base import RunShape
 from .supervised_config import SupervisedConfig
 
@@ -53,6 +53,8 @@ class Supervised(Method):
                 fix="leave the unlabelled images out, or train another method",
             )
         logits = self(views)
+        if self.watched:
+            self.seen = Seen(logits.shape[1])
         mark("loss")
         labels = batch.labels.to(logits.device, non_blocking=True).repeat(len(logits) // batch.size)
         return F.cross_entropy(promote(logits), labels), {}

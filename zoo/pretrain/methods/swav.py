@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from ...models.heads import Prototypes, projection_head
 from ...models.recompute import statistics_kept
 from ..losses.sinkhorn import harden, promote, sinkhorn
 from ..losses.swav import swapped_prediction_loss
-from .base import Method, encode
+from .base import Method, Seen, encode
 from .config_base import RunShape
 from .swav_config import SwAVConfig
 
@@ -76,6 +77,7 @@ class SwAV(Method):
         self._batch_size = shape.batch_size  # over all processes
         self._queue_rows_filled = 0
         self._queue_on = False
+        self._queue_used = False
 
     def prototype_sets(self) -> list[Prototypes]:
         """The sets of prototypes, usually one."""
@@ -121,7 +123,24 @@ class SwAV(Method):
             source = self._averaged(views, batch.size)
         mark("loss")
         codes = given or self.codes(*source, batch.size)
+        if self.watched:
+            self.seen = self._seen(embeddings, scores, codes)
         return self._loss(scores, codes), {}
+
+    def _seen(self, embeddings: torch.Tensor, scores: torch.Tensor, codes: list[torch.Tensor]) -> Seen:
+        """Of several sets of prototypes the first one's scores and codes."""
+        counts = self.config.counts
+        age = None
+        if self.queue.shape[1]:
+            steps = self.queue.shape[1] * self.world.world_size / self._batch_size
+            age = steps if self._queue_used else 0.0
+        return Seen(
+            outcomes=math.prod(counts) ** (1 / len(counts)),
+            embeddings=embeddings,
+            scores=scores[:, : counts[0]],
+            codes=codes[0][:, : counts[0]],
+            queue_age=age,
+        )
 
     def forward(self, views: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Unit-length embeddings (V * B, D) and scores against the prototypes (V * B, K), crop-major."""
@@ -166,6 +185,7 @@ class SwAV(Method):
         """Each assigning crop's codes, (B, K); fills the queue on the way."""
         out = []
         use_queue = self._queue_on and self._queue_rows_filled >= self.queue.shape[1]
+        self._queue_used = use_queue
         for index, block in enumerate(self._blocks):
             rows = slice(block * batch, (block + 1) * batch)
             assigned = scores[rows]

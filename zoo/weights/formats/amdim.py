@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -17,12 +18,20 @@ from ...errors import InputError
 from ...models.factory import create_trunk
 from .base import Account, ForeignModel, Network
 from .common import Format, Rest, as_trunk
-from .compare import Shape, compare
+from .compare import COUNTER, Shape, compare
 from .layout import Layout
 from .tables import Item, plain_facts
 
-__all__ = ["AMDIM"]
+__all__ = ["AMDIM", "ENCODER", "EVALUATORS", "MASKS", "MLP"]
 
+ENCODER = "encoder.module."
+MLP = "mlp_classifier"
+EVALUATORS = {
+    MLP: "evaluator.block_glb_mlp.block_forward",
+    "classifier": "evaluator.block_glb_lin.block_forward.2",
+}
+"""What our runs call the two classifiers beside the encoder, and what their layers stand under in the file."""
+MASKS = "g2l_loss.masks_r5"
 _STANDARD = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 # encoder_size -> mean, deviation and the side that images are resized to (``datasets.py``)
 _PREPROCESSING = {
@@ -38,7 +47,7 @@ class AMDIM(Format):
     name = "amdim"
     what = "AMDIM pretraining checkpoint"
     method = "amdim"
-    linear = ("evaluator.block_glb_lin.block_forward.2",)
+    linear = (EVALUATORS["classifier"],)
 
     def detect(self, layout: Layout) -> bool:
         """The encoder's list of layers."""
@@ -56,7 +65,8 @@ class AMDIM(Format):
                 homes.setdefault((item.path, item.prefix), {})[item.name] = item
         (_, prefix), items = max(homes.items(), key=lambda home: len(home[1]))
         tensors = {name: item.tensor for name, item in items.items()}
-        options, notes = _options(layout, tensors)
+        given = _hyperparams(layout.value)
+        options, notes = _options(layout, tensors, given)
         try:
             wanted = _wanted(tuple(sorted(options.items())), _channels(tensors))
         except InputError as error:
@@ -69,14 +79,15 @@ class AMDIM(Format):
             raise problem
         trunk, said = as_trunk(tensors, tuple(wanted), layout.where)
         rest = Rest.of(layout, items.values(), self.linear, int(options["n_rkhs"]))
+        heads, classifier, more = _evaluators(rest, given)
         mean, std, resize = _PREPROCESSING[options["encoder_size"]]
         return ForeignModel(
             format=self.name,
             what=self.what,
             network=Network("amdim", options=options),
             trunk=trunk,
-            heads=rest.heads,
-            classifier=rest.classifier,
+            heads=heads,
+            classifier=classifier,
             method=self.method,
             preprocessing={
                 "mean": list(mean),
@@ -85,7 +96,7 @@ class AMDIM(Format):
                 "crop": options["encoder_size"],
                 "interpolation": "bicubic",
             },
-            account=Account(len(tensors), prefix, rest.dropped, (*notes, *said)),
+            account=Account(len(tensors), prefix, rest.dropped, (*notes, *more, *said)),
             facts=plain_facts(layout.value),
         )
 
@@ -99,8 +110,16 @@ def _channels(tensors: Mapping[str, torch.Tensor]) -> int:
     return 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
 
 
-def _options(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], list[str]]:
-    """What the encoder is, by its shapes; only ``use_bn`` leaves no trace in them."""
+def _hyperparams(value: Any) -> Mapping[str, Any]:
+    said = value.get("hyperparams") if isinstance(value, Mapping) else None
+    said = vars(said) if isinstance(said, Namespace) else said
+    return said if isinstance(said, Mapping) else {}
+
+
+def _options(
+    layout: Layout, tensors: Mapping[str, torch.Tensor], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """What the encoder is, by its shapes; ``use_bn`` leaves its trace in the norms' counters alone."""
     stem, top = tensors.get("layer_list.0.conv.weight"), tensors.get("rkhs_block_5.conv1.weight")
     if stem is None or top is None or stem.ndim != 4 or top.ndim != 4:
         gone = "layer_list.0.conv.weight" if stem is None else "rkhs_block_5.conv1.weight"
@@ -123,16 +142,68 @@ def _options(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[
         "n_rkhs": int(top.shape[0]),
         "n_depth": max(depths, default=0) + 1,
     }
-    said = layout.value.get("hyperparams") if isinstance(layout.value, Mapping) else None
-    given = said if isinstance(said, Mapping) else {}
     notes = [
-        f"hyperparams say {key} {given[key]}, the tensors {value}: the tensors count"
-        for key, value in found.items()
-        if key in given and given[key] != value
+        _contradiction(key, given[key], value) for key, value in found.items() if _differs(given, key, value)
     ]
-    if "use_bn" not in given:
+    said, counted = given.get("use_bn"), _norms_counted(tensors)
+    if said is None and counted is None:
         notes.append("use_bn is not in the file: taken for false, as the reference does")
-    return {**found, "use_bn": bool(given.get("use_bn", False))}, notes
+    elif said is None:
+        notes.append(f"use_bn is not in the file: {counted}, by what the norms inside have counted")
+    elif counted is not None and counted != bool(said):
+        how = "as many batches as the last one" if counted else "no batch"
+        notes.append(
+            f"hyperparams say use_bn {bool(said)}, but the norms inside have counted {how}: {counted} is used"
+        )
+    return {**found, "use_bn": bool(said) if counted is None else counted}, notes
+
+
+def _differs(given: Mapping[str, Any], key: str, value: Any) -> bool:
+    return key in given and bool(given[key] != value)
+
+
+def _contradiction(key: str, said: Any, value: Any) -> str:
+    return f"hyperparams say {key} {said}, the tensors {value}: the tensors count"
+
+
+def _norms_counted(tensors: Mapping[str, torch.Tensor]) -> bool | None:
+    """Whether the norms inside were applied: they count batches as the last one, or none; None: can't be told."""
+    counts = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if re.fullmatch(r"layer_list\..*\.bn" + COUNTER, name)
+    }
+    if any(tensor.is_meta or tensor.numel() != 1 for tensor in counts.values()):
+        return None
+    last = max((int(name.split(".")[1]) for name in counts), default=0)
+    top = int(counts.pop(f"layer_list.{last}.bn{COUNTER}", torch.tensor(0)))
+    inside = {int(count) for count in counts.values()}
+    return bool(inside - {0}) if top and inside in ({0}, {top}) else None
+
+
+def _evaluators(
+    rest: Rest, given: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[str]]:
+    """The heads by our names, the linear classifier, and notes; what was never trained is all zeros."""
+    start = f"{EVALUATORS[MLP]}."
+    heads = {
+        f"{MLP}.{name.removeprefix(start)}" if name.startswith(start) else name: tensor
+        for name, tensor in rest.heads.items()
+    }
+    classifier, notes = rest.classifier, []
+    if classifier and _differs(given, "n_classes", len(classifier["weight"])):
+        notes.append(_contradiction("n_classes", given["n_classes"], len(classifier["weight"])))
+    if _is_blank(classifier.get("weight")):
+        classifier = {}
+        notes.append("the linear classifier holds zeros alone: it was never trained, and is left out")
+    if _is_blank(heads.get(f"{MLP}.6.weight")):
+        heads = {name: tensor for name, tensor in heads.items() if not name.startswith(f"{MLP}.")}
+        notes.append("the MLP classifier holds zeros alone: it was never trained, and is left out")
+    return heads, classifier, notes
+
+
+def _is_blank(weight: torch.Tensor | None) -> bool:
+    return weight is not None and not weight.is_meta and not weight.any()
 
 
 @lru_cache(maxsize=4)

@@ -16,10 +16,11 @@ class Network:
     """Which network a trunk is: what ``zoo.models.factory.create_trunk`` takes.
 
     Args:
-        arch: a key of ``zoo.models.factory.TRUNKS``.
+        arch: a key of ``zoo.models.factory.TRUNKS``, ``timm:NAME`` or ``MODULE:FUNCTION``.
         stem: see ``zoo.models.resnet.resnet``.
         base_planes: channels of the stem, if not the architecture's own.
-        options: what else the architecture takes (AMDIM: encoder_size, ndf, n_rkhs, n_depth, use_bn).
+        options: what else the architecture takes (AMDIM: encoder_size, ndf, n_rkhs, n_depth, use_bn; timm's
+            networks and functions: keyword arguments).
     """
 
     arch: str

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from ...addresses import forbidden
 from ...errors import InputError, RunError, ZooError
 from ...files import disk_errors, fsync_path, sha256_of
 from ...homes import cache_home
@@ -106,14 +107,6 @@ def _own_mirrors(name: str) -> list[str]:
         else:
             found.append((Path(word).expanduser().absolute() / name).as_uri())
     return found
-
-
-def forbidden() -> str | None:
-    """The variable that forbids the network, if one does."""
-    for variable in ("ZOO_OFFLINE", "HF_HUB_OFFLINE"):
-        if os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on"):
-            return variable
-    return None
 
 
 # --- is it the right file? ---

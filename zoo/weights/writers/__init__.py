@@ -23,4 +23,5 @@ WRITERS = Registry(
     _entry("detectron2", "detectron2:Detectron2", "a backbone for detectron2's checkpointer: a .pkl file"),
     _entry("transformers", "transformers:Transformers", "a folder for ResNetModel.from_pretrained('FOLDER')"),
     _entry("onnx", "onnx:Onnx", "images to pooled features, for any runtime: an .onnx file"),
+    _entry("amdim", "amdim:AMDIMCheckpoint", "a checkpoint for AMDIM's released code: a .pth file"),
 )

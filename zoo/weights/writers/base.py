@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...models.factory import is_resnet
 from ...tensors import standalone
 from ..bundle import Description
 from ..formats.base import ForeignModel
@@ -39,7 +40,7 @@ class Source:
     @cached_property
     def plan(self) -> Plan | None:
         """The ResNet that the trunk is, if it is one."""
-        return None if self.what.arch == "amdim" else fit(self.model.trunk).plan
+        return fit(self.model.trunk).plan if is_resnet(self.what.arch) else None
 
     @property
     def channels(self) -> int:
@@ -58,7 +59,8 @@ class Writer:
     Subclasses say ``name`` (a key of ``WRITERS``), and either ``files``, the names in the folder that they
     write, or ``suffix``, if it is a single file. ``needs_suffix``: its readers go by it. ``keeps_heads`` and
     ``keeps_classifier`` tell what beside the trunk has a place in it; ``keeps_preprocessing`` whether its
-    readers find mean and std there.
+    readers find mean and std there. ``has_legacy``: ``legacy`` can be set, and asks for the container that torch
+    wrote before version 1.6.
     """
 
     name = ""
@@ -68,6 +70,8 @@ class Writer:
     keeps_heads = False
     keeps_classifier = False
     keeps_preprocessing = False
+    has_legacy = False
+    legacy = False
 
     def ready(self) -> None:
         """Check that what the layout needs is installed.
@@ -75,6 +79,10 @@ class Writer:
         Raises:
             InputError: it isn't.
         """
+
+    def keeps_head(self, head: str) -> bool:
+        """Whether a head has a place in it, by the first part of its tensors' names."""
+        return self.keeps_heads
 
     def refusal(self, source: Source) -> str | None:
         """Why the layout has no place for this network; None if it has."""

@@ -15,7 +15,8 @@ __all__ = ["Timm"]
 class Timm(Writer):
     """``timm.create_model("local-dir:FOLDER", pretrained=True)`` gives the same network, difference 0.
 
-    torchvision's and timm's ResNets have the same names; a classifier is ``fc`` in both.
+    torchvision's and timm's ResNets have the same names; a classifier is ``fc`` in both. A trunk that is a
+    network of timm's goes back to it as it is.
     """
 
     name = "timm"
@@ -27,7 +28,8 @@ class Timm(Writer):
         """timm has the standard networks under names of their own."""
         plan = source.plan
         if timm_builds(source.what):
-            return None
+            named = ":" not in source.what.arch or not source.what.num_classes
+            return None if named else "its name for the classifier of this network is not known here"
         if plan is None:
             return NO_RESNET
         if source.what.stem != "imagenet":

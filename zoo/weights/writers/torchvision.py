@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import torch
 
 from .base import NO_RESNET, Source, Writer
 
-__all__ = ["Torchvision"]
+__all__ = ["Torchvision", "save_file"]
 
 
 class Torchvision(Writer):
@@ -18,16 +18,15 @@ class Torchvision(Writer):
     name = "torchvision"
     suffix = ".pth"
     keeps_classifier = True
+    has_legacy = True
 
     def refusal(self, source: Source) -> str | None:
         """torchvision has names for the parts of a ResNet."""
         return NO_RESNET if source.plan is None else None
 
     def write(self, place: Path, source: Source) -> tuple[str, ...]:
-        """The file; the same tensors give the same bytes."""
-        # By a name torch would put that name into the file, and the one for now is a temporary one.
-        with open(place, "wb") as file:
-            _save(source.network_tensors(), file)
+        """The file; in the newer container the same tensors give the same bytes."""
+        save_file(source.network_tensors(), place, self.legacy)
         what, plan = source.what, source.plan
         assert plan is not None
         own = [f"a stem of {plan.base} channels"] if plan.base != 64 else []
@@ -48,11 +47,18 @@ class Torchvision(Writer):
         return tuple(notes)
 
 
-def _save(tensors: dict[str, torch.Tensor], file: BinaryIO) -> None:
-    try:
-        torch.save(tensors, file)
-    except RuntimeError as error:
-        # What the disk said, torch hides behind a complaint about the file's length.
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
+def save_file(value: Any, place: Path, legacy: bool) -> None:
+    """Write what torch.load reads, in today's container (a zip) or that of torch before 1.6.
+
+    Raises:
+        OSError: what the disk said.
+    """
+    # By a name torch would put that name into the file, and the one for now is a temporary one.
+    with open(place, "wb") as file:
+        try:
+            torch.save(value, file, _use_new_zipfile_serialization=not legacy)
+        except RuntimeError as error:
+            # What the disk said, torch hides behind a complaint about the file's length.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
