@@ -320,3 +320,9 @@ def test_values_out_of_range(settings):
 
 def test_a_number_of_prototypes_is_a_single_head():
     assert DeepClusterV2Config(prototypes=30).prototypes == (30,)
+
+
+def test_a_run_shorter_than_one_pass_is_refused():
+    with pytest.raises(InputError, match="ends after 2 steps") as caught:
+        checked({"steps": 2, "steps_per_epoch": 3})
+    assert caught.value.where == "samples"

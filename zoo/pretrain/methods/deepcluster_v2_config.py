@@ -80,6 +80,13 @@ class BankConfig(MethodConfig):
                 where="method.crops_for_assign",
                 fix=f"name views from 0 to {shape.views - 1}",
             )
+        if shape.total_steps < shape.steps_per_epoch:
+            raise InputError(
+                f"The run ends after {shape.total_steps} steps, before the {shape.steps_per_epoch} of one pass over "
+                "the images: this method works by several.",
+                where="samples",
+                fix="ask for two epochs or more, or train swav, which needs no second pass",
+            )
         images, clusters = shape.steps_per_epoch * shape.batch_size, max(self.prototypes)
         if images < clusters:
             raise InputError(
