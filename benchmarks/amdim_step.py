@@ -9,25 +9,22 @@ torch has it, from views that are normalised already. No classifiers are trained
 process of its own and steps when it is told to, in turn with the other. Both begin with the same weights and views.
 The positions that 5to5 starts from are drawn by each side for itself, so the first losses are only nearly the same.
 
-Peak memory: as in ``swav_step.py``. Linux only.
+Peak memory: see ``sides.py``. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import sys
-import time
-from pathlib import Path
-from statistics import median
+from functools import partial
 from typing import Any
 
 import torch
 from runner import load_average, write_result
-from swav_loss import resident
-from swav_step import Side, Step, make_views, our_step
+from sides import Step, compare, serve, show
+from swav_step import make_views, normalized, our_step
 from torch import nn
 
 from zoo.engine.precision import processors
@@ -200,65 +197,15 @@ def plain_step(views: torch.Tensor) -> Step:
     return step
 
 
-def _normalized(views: torch.Tensor) -> torch.Tensor:
-    plan = resolve(RECIPE).recipe.views.plan()
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (plan.mean, plan.std))
-    return ((views / 255.0 - mean) / std).contiguous()
-
-
-def _serve(side: str, batch: int) -> None:
-    """Build one side and step at each line of input, answering with JSON; for a process of its own."""
-    with torch.no_grad():
-        nn.Conv2d(3, 8, 3)(torch.zeros(1, 3, 8, 8))  # what is loaded at first use is loaded now
+def _build(side: str, batch: int, about: dict[str, Any]) -> Step:
     views = make_views(batch, ((SIDE, 2),))
-    Path("/proc/self/clear_refs").write_text("5", "ascii")  # the high-water mark starts from here
-    before = resident("VmRSS")
-    about: dict[str, Any] = {}
-    if side == "ours":
-        keep_freed_memory()  # as a run on a CPU does
-        step, session = our_step(batch, views=views, recipe=RECIPE)
-        about["precision"] = session.precision.name
-    else:
+    if side == "plain":
         torch.manual_seed(0)
-        step = plain_step(_normalized(views[0]))
-    about["first_loss"] = step()
-    for _ in range(WARMUP - 1):
-        step()
-    print(json.dumps(about), flush=True)
-    for _ in sys.stdin:
-        began, cpu = time.perf_counter(), time.process_time()
-        step()
-        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-        grown = resident("VmHWM") - before
-        print(json.dumps({"seconds": seconds, "cpu": cpu_seconds, "memory": grown}), flush=True)
-
-
-def _measure(batch: int, pairs: int, threads: int) -> dict[str, Any]:
-    rows = []
-    with (
-        Side("ours", batch, threads, __file__) as ours,
-        Side("plain", batch, threads, __file__) as plain,
-    ):
-        losses = [side.about["first_loss"] for side in (ours, plain)]
-        if not math.isclose(*losses, rel_tol=0.02):
-            raise RuntimeError(f"not the same step: the first losses are {losses}")
-        for index in range(pairs):
-            order = [("ours", ours), ("plain", plain)]
-            rows.append({name: side.step() for name, side in (order if index % 2 == 0 else order[::-1])})
-        precision = ours.about["precision"]
-    rates = {name: batch / median(row[name]["seconds"] for row in rows) for name in ("ours", "plain")}
-    ratios = [row["plain"]["seconds"] / row["ours"]["seconds"] for row in rows]
-    memory = {name: rows[-1][name]["memory"] for name in ("ours", "plain")}
-    return {
-        "precision": precision,
-        "pairs": rows,
-        "first_losses": losses,
-        "images_per_second": rates,
-        "speedup": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
-        "speedup_by_processor_time": median(row["plain"]["cpu"] / row["ours"]["cpu"] for row in rows),
-        "peak_memory_bytes": memory,
-        "memory_of_plain": memory["ours"] / memory["plain"],
-    }
+        return plain_step(normalized(views, RECIPE)[0])
+    keep_freed_memory()  # as a run on a CPU does
+    step, session = our_step(batch, views=views, recipe=RECIPE)
+    about["precision"] = session.precision.name
+    return step
 
 
 def main() -> int:
@@ -271,25 +218,16 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     if options.serve:
         logging.disable(logging.WARNING)
-        _serve(options.serve, options.batch)
+        serve(partial(_build, options.serve, options.batch), WARMUP)
         return 0
     load = load_average()
-    found = _measure(options.batch, options.pairs, options.threads)
-    rates, ratio, memory = found["images_per_second"], found["speedup"], found["peak_memory_bytes"]
-    fast, small = ratio["median"] >= TARGET, found["memory_of_plain"] <= TARGET_MEMORY
-    spread = f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
-    print(f"img/s: ours {rates['ours']:.3g}, plain {rates['plain']:.3g}, {options.threads} threads")
-    print(f"computed in {found['precision']}, as a run would here")
-    print(f"x as fast: {spread}, target {TARGET}: {'met' if fast else 'MISSED'}")
-    print(f"by processor time: {found['speedup_by_processor_time']:.2f}")
-    print(
-        f"peak memory: ours {memory['ours'] / 1e9:.2f} GB, plain {memory['plain'] / 1e9:.2f} GB, "
-        f"{found['memory_of_plain']:.2f} of it, target {TARGET_MEMORY}: {'met' if small else 'MISSED'}"
-    )
+    alike = partial(math.isclose, rel_tol=0.02)
+    found, _ = compare(__file__, options.batch, options.threads, options.pairs, alike)
+    good = show(found, options.threads, TARGET, TARGET_MEMORY, promised=True)
     targets = {"speedup": TARGET, "memory_of_plain": TARGET_MEMORY}
     settings = {"recipe": RECIPE, "batch": options.batch, "threads": options.threads}
     write_result("amdim_step", {"load_before": load, **settings, "targets": targets, **found})
-    return 0 if fast and small else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 from runner import Case, load_average, write_result
+from sides import Step
 from swav_loss import PROTOTYPES, lightly_loss
-from swav_step import GROUPS, PlainLARS, PlainNetwork, PlainStep, Step, make_views, normalized, our_step
+from swav_step import GROUPS, PlainLARS, PlainNetwork, PlainStep, make_views, normalized, our_step
 
 from zoo.engine.precision import choose_precision
 from zoo.errors import RunError

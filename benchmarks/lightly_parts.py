@@ -60,7 +60,7 @@ def _views(recipe: Recipe) -> Any:
 
 
 class _SwAV(nn.Module):
-    def __init__(self, trunk: nn.Module, method: Any, batches: int) -> None:
+    def __init__(self, trunk: nn.Module, method: Any) -> None:
         from lightly.loss import SwaVLoss
         from lightly.models.modules import SwaVProjectionHead, SwaVPrototypes
 
@@ -82,7 +82,7 @@ class _SwAV(nn.Module):
 
 
 class _SimCLR(nn.Module):
-    def __init__(self, trunk: nn.Module, method: Any, batches: int) -> None:
+    def __init__(self, trunk: nn.Module, method: Any) -> None:
         from lightly.loss import NTXentLoss
         from lightly.models.modules import SimCLRProjectionHead
 
@@ -97,7 +97,7 @@ class _SimCLR(nn.Module):
 
 
 class _MoCo(nn.Module):
-    def __init__(self, trunk: nn.Module, method: Any, batches: int) -> None:
+    def __init__(self, trunk: nn.Module, method: Any) -> None:
         from lightly.loss import NTXentLoss
         from lightly.models.modules import MoCoProjectionHead
 
@@ -150,7 +150,7 @@ class LightlyRun:
             persistent_workers=workers > 0,
         )
         batches = len(self.loader)
-        self.network = _NETWORKS[method.name](trunk, method, batches)
+        self.network = _NETWORKS[method.name](trunk, method)
         learning = [p for p in self.network.parameters() if p.requires_grad]
         plain = [p for p in learning if p.ndim <= 1 and optimizer.exclude_one_dimensional]
         groups: list[dict[str, Any]] = [
@@ -191,7 +191,7 @@ class LightlyRun:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        return float(loss)
+        return loss.item()  # type: ignore[no-any-return]
 
     def steps(self) -> Iterator[None]:
         """Endless steps, for timing."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from runner import load_average, write_result
-from swav_loss import resident
+from sides import resident
 from swav_step import make_views, our_step
 from torch import nn
 

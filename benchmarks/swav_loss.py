@@ -5,8 +5,9 @@
 Plain is what the paper prints: Sinkhorn on the transposed exponentials, then, for each assigning crop, the
 log-softmax of every other view. Both sides get the same float32 scores and give the same loss and gradient
 (checked first). While they are timed the process keeps freed memory, as a training process comes to do by
-itself: what is timed is computing, not the system's handing out of pages. Peak memory: by how much the resident memory of a fresh process grows at its peak in one
-forward and backward pass, the gradient of the scores included, the scores themselves not. Linux only.
+itself: what is timed is computing, not the system's handing out of pages. Peak memory: by how much the resident
+memory of a fresh process grows at its peak in one forward and backward pass, the gradient of the scores included,
+the scores themselves not. Linux only.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from pathlib import Path
 
 import torch
 from runner import Case, measure, run_command
+from sides import resident
 
 from zoo.engine.precision import processors
 from zoo.heap import keep_freed_memory
 from zoo.pretrain.losses.sinkhorn import sinkhorn
 from zoo.pretrain.losses.swav import swapped_prediction_loss
 
-__all__ = ["lightly_loss", "plain_loss", "plain_sinkhorn", "resident"]
+__all__ = ["lightly_loss", "plain_loss", "plain_sinkhorn"]
 
 VIEWS, PROTOTYPES, DIM = 8, 3000, 128
 ASSIGN = (0, 1)
@@ -100,12 +102,6 @@ def forward_backward(loss: Loss, scores: torch.Tensor, batch: int, times: int = 
         value = loss(scores, batch)
         value.backward()
     return value.item()
-
-
-def resident(field: str) -> int:
-    """Bytes of a field of /proc/self/status: VmRSS (resident now) or VmHWM (at its peak)."""
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
 def _grown(name: str) -> int:

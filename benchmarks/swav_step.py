@@ -9,28 +9,25 @@ normalised already. Each side lives in a process of its own and steps when it is
 other; between the pairs this process probes the bfloat16 matrix peak. Both begin with the same weights and
 views, and their first losses are compared.
 
-Peak memory: by how much a side's resident memory grew at its peak over all its steps, counted from before
-its network was built, with everything imported: weights, gradients, momentum, activations and workspaces.
-Linux only.
+Peak memory: see ``sides.py``. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from runner import load_average, write_result
-from swav_loss import ASSIGN, PROTOTYPES, plain_loss, resident
+from sides import Step, compare, serve, show
+from swav_loss import ASSIGN, PROTOTYPES, plain_loss
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models import resnet50
@@ -46,7 +43,7 @@ from zoo.pretrain.rundir import RunFolder
 from zoo.pretrain.session import Session
 from zoo.tensors import seeded
 
-__all__ = ["PlainLARS", "PlainNetwork", "PlainStep", "Side", "Step", "make_views", "normalized", "our_step"]
+__all__ = ["PlainLARS", "PlainNetwork", "PlainStep", "make_views", "normalized", "our_step"]
 
 RECIPE = "swav_rn50_800ep"
 GROUPS = ((224, 2), (96, 6))  # side, views
@@ -54,8 +51,6 @@ STEP = 1000  # prototypes move, the learning rate is that of the warm-up
 WARMUP = 2
 TARGET = 2.7
 TARGET_MEMORY = 0.65  # of the plain step's, at most
-
-Step = Callable[[], float]
 
 
 def make_views(batch: int, groups: tuple[tuple[int, int], ...] = GROUPS) -> list[torch.Tensor]:
@@ -173,112 +168,45 @@ class PlainStep:
         return loss.item()
 
 
-def normalized(views: list[torch.Tensor]) -> list[torch.Tensor]:
+def normalized(views: list[torch.Tensor], recipe: str = RECIPE) -> list[torch.Tensor]:
     """The recipe's normalisation, in torch's default memory format."""
-    plan = resolve(RECIPE).recipe.views.plan()
+    plan = resolve(recipe).recipe.views.plan()
     mean, std = (torch.tensor(v, device=views[0].device).view(3, 1, 1) for v in (plan.mean, plan.std))
     return [((view / 255.0 - mean) / std).contiguous() for view in views]
 
 
-def _serve(side: str, batch: int) -> None:
-    """Build one side and step at each line of input, answering with JSON; for a process of its own."""
-    with torch.no_grad():
-        nn.Conv2d(3, 8, 3)(torch.zeros(1, 3, 8, 8))  # what is loaded at first use is loaded now
+def _build(side: str, batch: int, about: dict[str, Any]) -> Step:
     views = make_views(batch)
-    Path("/proc/self/clear_refs").write_text("5", "ascii")  # the high-water mark starts from here
-    before = resident("VmRSS")
-    about: dict[str, Any] = {}
-    if side == "ours":
-        keep_freed_memory()  # as a run on a CPU does
-        step, session = our_step(batch, views=views)
-        calls = ModuleCalls(session.method)
-        about["first_loss"] = step()
-        calls.stop()
-        about["precision"] = session.precision.name
-        about["flops"] = flops_of(calls.calls)
-    else:
+    if side == "plain":
         network = PlainNetwork()
-        step = PlainStep(network, PlainLARS(network.parameters(), lr=0.3), normalized(views), batch)
-        about["first_loss"] = step()
-    for _ in range(WARMUP - 1):
-        step()
-    print(json.dumps(about), flush=True)
-    for _ in sys.stdin:
-        began, cpu = time.perf_counter(), time.process_time()
-        step()
-        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-        grown = resident("VmHWM") - before
-        print(json.dumps({"seconds": seconds, "cpu": cpu_seconds, "memory": grown}), flush=True)
-
-
-class Side:
-    """A process that steps when it is told to: ``script --serve SIDE``, see ``_serve``."""
-
-    def __init__(self, side: str, batch: int, threads: int, script: str = __file__) -> None:
-        self._command = [sys.executable, script, "--serve", side, "--batch", str(batch)]
-        self._command += ["--threads", str(threads)]
-
-    def __enter__(self) -> Side:
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.about = self._answer()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def step(self) -> dict[str, float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{' '.join(self._command)} ended with {self._process.wait()}")
-        return json.loads(line)  # type: ignore[no-any-return]
+        return PlainStep(network, PlainLARS(network.parameters(), lr=0.3), normalized(views), batch)
+    keep_freed_memory()  # as a run on a CPU does
+    step, session = our_step(batch, views=views)
+    calls = ModuleCalls(session.method)
+    about["first_loss"] = step()
+    calls.stop()
+    about |= {"precision": session.precision.name, "flops": flops_of(calls.calls)}
+    return step
 
 
 def _measure(batch: int, pairs: int, threads: int) -> dict[str, Any]:
-    rows, peaks, full_peaks = [], [], []
-    with Side("ours", batch, threads) as ours, Side("plain", batch, threads) as plain:
-        losses = [side.about["first_loss"] for side in (ours, plain)]
-        if not math.isclose(*losses, abs_tol=0.05):
-            raise RuntimeError(f"not the same step: the first losses are {losses}")
-        for index in range(pairs):
-            order = [("ours", ours), ("plain", plain)]
-            rows.append({name: side.step() for name, side in (order if index % 2 == 0 else order[::-1])})
-            peaks.append(matrix_peak(torch.device("cpu"), torch.bfloat16) or math.nan)
-            full_peaks.append(matrix_peak(torch.device("cpu"), torch.float32) or math.nan)
-        flops, precision = ours.about["flops"], ours.about["precision"]
-    peak = median(peaks if precision == "bfloat16" else full_peaks)
-    rates = {name: batch / median(row[name]["seconds"] for row in rows) for name in ("ours", "plain")}
-    ratios = [row["plain"]["seconds"] / row["ours"]["seconds"] for row in rows]
-    memory = {name: rows[-1][name]["memory"] for name in ("ours", "plain")}
+    peaks: dict[torch.dtype, list[float]] = {torch.bfloat16: [], torch.float32: []}
+
+    def probe() -> None:
+        for dtype, found in peaks.items():
+            found.append(matrix_peak(torch.device("cpu"), dtype) or math.nan)
+
+    alike = partial(math.isclose, abs_tol=0.05)
+    found, about = compare(__file__, batch, threads, pairs, alike, probe)
+    here = torch.bfloat16 if found["precision"] == "bfloat16" else torch.float32
+    flops = about["flops"] / batch
     return {
-        "precision": precision,
-        "pairs": rows,
-        "first_losses": losses,
-        "images_per_second": rates,
-        "speedup": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
-        "speedup_by_processor_time": median(row["plain"]["cpu"] / row["ours"]["cpu"] for row in rows),
-        "flops_per_image": flops / batch,
-        "matrix_peaks": peaks,
-        "float32_matrix_peaks": full_peaks,
-        "share_of_peak": flops / batch * rates["ours"] / peak,
-        "peak_memory_bytes": memory,
-        "memory_of_plain": memory["ours"] / memory["plain"],
+        **found,
+        "flops_per_image": flops,
+        "matrix_peaks": peaks[torch.bfloat16],
+        "float32_matrix_peaks": peaks[torch.float32],
+        "share_of_peak": flops * found["images_per_second"]["ours"] / median(peaks[here]),
     }
-
-
-def _verdict(target: float, met: bool, promised: bool) -> str:
-    if not promised:
-        return f"no target (that of {target} is for bfloat16)"
-    return f"target {target}: {'met' if met else 'MISSED'}"
 
 
 def main() -> int:
@@ -291,33 +219,21 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     if options.serve:
         logging.disable(logging.WARNING)  # the batch is smaller than the recipe's, and the recipe says so
-        _serve(options.serve, options.batch)
+        serve(partial(_build, options.serve, options.batch), WARMUP)
         return 0
     load = load_average()
     found = _measure(options.batch, options.pairs, options.threads)
-    rates, ratio, memory = found["images_per_second"], found["speedup"], found["peak_memory_bytes"]
     # On a processor that is no faster in bfloat16 a run computes in float32, and nothing was promised.
-    promised = found["precision"] == "bfloat16"
-    fast = ratio["median"] >= TARGET or not promised
-    small = found["memory_of_plain"] <= TARGET_MEMORY or not promised
-    spread = f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
-    print(f"img/s: ours {rates['ours']:.3g}, plain {rates['plain']:.3g}, {options.threads} threads")
-    print(f"computed in {found['precision']}, as a run would here")
-    print(f"x as fast: {spread}, {_verdict(TARGET, fast, promised)}")
-    print(f"by processor time: {found['speedup_by_processor_time']:.2f}")
+    good = show(found, options.threads, TARGET, TARGET_MEMORY, promised=found["precision"] == "bfloat16")
     half, full = (median(found[key]) / 1e9 for key in ("matrix_peaks", "float32_matrix_peaks"))
     print(
         f"{found['flops_per_image'] / 1e9:.3g} GFLOP an image; matrix peak {half:.3g} GFLOP/s in bfloat16, "
         f"{full:.3g} in float32, reached {100 * found['share_of_peak']:.0f} %"
     )
-    print(
-        f"peak memory: ours {memory['ours'] / 1e9:.2f} GB, plain {memory['plain'] / 1e9:.2f} GB, "
-        f"{found['memory_of_plain']:.2f} of it, {_verdict(TARGET_MEMORY, small, promised)}"
-    )
     targets = {"speedup": TARGET, "memory_of_plain": TARGET_MEMORY}
     settings = {"recipe": RECIPE, "batch": options.batch, "threads": options.threads, "assign": list(ASSIGN)}
     write_result("swav_step", {"load_before": load, **settings, "targets": targets, **found})
-    return 0 if fast and small else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

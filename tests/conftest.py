@@ -1,13 +1,16 @@
-"""What all tests share: the folder of shared facts, and one thread for torch."""
+"""What all tests share: the folder of shared facts, one thread for torch, commands run in this process."""
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from cli.main import run as run_command
 from golden.cases import shared_folder
 
 
@@ -30,3 +33,29 @@ def shared() -> Path:
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture()
+def restored_logger() -> Iterator[None]:
+    """A command sets the library's notes up for itself; other tests listen to them too."""
+    logger = logging.getLogger("zoo")
+    before = list(logger.handlers), logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = before[0], before[1]
+    logger.setLevel(before[2])
+
+
+@pytest.fixture()
+def zoo(
+    capfd: pytest.CaptureFixture[str], restored_logger: None
+) -> Callable[..., tuple[int | str, str, str]]:
+    """Run a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*words: object) -> tuple[int | str, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            run_command([str(word) for word in words])
+        out, err = capfd.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import sys
 import pytest
 import yaml
 
-from cli.main import run as zoo_command
 from tiny import TINY, ZOO, StopAfter, as_options, half_jpeg, image_folder, lines, train
 from zoo.pretrain.resolve import list_recipes
 
@@ -24,34 +22,13 @@ FLAGS = ["--epochs", "1", "--batch-size", "8", "--device", "cpu", *SETS]
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger(monkeypatch):
-    """A command sets the library's notes up for itself; other tests listen to them too."""
+def _one_processor(monkeypatch, restored_logger):
     monkeypatch.setattr("zoo.engine.precision.processors", lambda: 1)
-    logger = logging.getLogger("zoo")
-    before = (list(logger.handlers), logger.propagate, logger.level)
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[1]
-    logger.setLevel(before[2])
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), 16)
-
-
-@pytest.fixture()
-def zoo(capfd):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*words):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            zoo_command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        code = caught.value.code
-        return (0 if code is None else code), out, err
-
-    return run
 
 
 def assert_clear(error, *names):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 
 import pytest
 
-from cli.main import run as zoo_command
 from tiny import TINY, as_options, image_folder
 
 KEYS = {
@@ -42,27 +40,13 @@ SMALL = ["swav_tiny", "--epochs", "2", "--batch-size", "8", *SETS]
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger(monkeypatch):
+def _one_processor(monkeypatch):
     monkeypatch.setattr("zoo.engine.precision.processors", lambda: 1)
-    logger = logging.getLogger("zoo")
-    before = (list(logger.handlers), logger.propagate, logger.level)
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[1]
-    logger.setLevel(before[2])
 
 
 @pytest.fixture()
-def zoo(capfd):
-    """Run a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*words):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            zoo_command(["plan", *map(str, words)])
-        out, err = capfd.readouterr()
-        return caught.value.code or 0, out, err
-
-    return run
+def zoo(zoo):
+    return lambda *words: zoo("plan", *words)
 
 
 def test_a_plan_for_people(zoo):

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from cli.main import run as zoo_command
 from tiny import image_folder, train
 
 
@@ -16,18 +15,6 @@ def run(tmp_path_factory):
         patch.setattr("zoo.engine.precision.processors", lambda: 1)
         images = image_folder(tmp_path_factory.mktemp("images"), 8)
         return train(images, tmp_path_factory.mktemp("runs") / "run", epochs=1, health__every=0).path
-
-
-@pytest.fixture()
-def zoo(capfd):
-    def command(*words):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            zoo_command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return caught.value.code or 0, out, err
-
-    return command
 
 
 def test_it_prints_where_the_page_is_and_what_is_missing(zoo, run, tmp_path):

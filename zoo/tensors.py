@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .errors import InputError
 
-__all__ = ["read_safetensors", "seeded", "standalone", "write_safetensors"]
+__all__ = ["kept_buffers", "read_safetensors", "seeded", "standalone", "write_safetensors"]
 
 
 @contextlib.contextmanager
@@ -26,6 +28,19 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextlib.contextmanager
+def kept_buffers(network: nn.Module) -> Iterator[None]:
+    """Whatever happens to a network's buffers meanwhile, they are what they were afterwards."""
+    # Whether they were written to can't be told: BatchNorm doesn't count its own writing as a version.
+    kept = [(buffer, buffer.clone()) for buffer in network.buffers() if not is_lazy(buffer)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 def standalone(tensor: torch.Tensor) -> torch.Tensor:

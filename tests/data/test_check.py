@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from cli.main import command_line
-from cli.main import run as run_zoo
 from tiny import ZOO, half_jpeg, image_folder, save_image
 from zoo.data.check import check_images
 from zoo.data.decoding import Decoding
@@ -38,26 +36,10 @@ def mixed(tmp_path):
 BAD = ["class0/half.jpg", "class1/empty.png", "class1/page.jpg"]
 
 
-@pytest.fixture(autouse=True)
-def _restored_logger():
-    """The command sets the library's notes up for itself; other tests listen to them too."""
-    logger = logging.getLogger("zoo")
-    before = (list(logger.handlers), logger.propagate, logger.level)
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[1]
-    logger.setLevel(before[2])
-
-
 @pytest.fixture()
-def zoo(capfd):
+def zoo(zoo):
     """The command with all that surrounds it: (exit code, standard output, standard error)."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as caught:
-            run_zoo(["data", "check", *map(str, words)])
-        return caught.value.code, *capfd.readouterr()
-
-    return run
+    return lambda *words: zoo("data", "check", *words)
 
 
 def command(*words):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import logging
 import multiprocessing
 import os
 import re
@@ -12,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -369,17 +368,7 @@ def test_a_system_without_shared_memory_folder_is_not_judged(tmp_path: Path) -> 
     check_shared_memory(2**40, 64, 2, tmp_path / "absent")
 
 
-@pytest.fixture()
-def _restored_logger() -> Iterator[None]:
-    """A command sets the library's notes up for itself; other tests listen to them too."""
-    logger = logging.getLogger("zoo")
-    before = list(logger.handlers), logger.propagate, logger.level
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[1]
-    logger.setLevel(before[2])
-
-
-@pytest.mark.usefixtures("_restored_logger")
+@pytest.mark.usefixtures("restored_logger")
 def test_the_command_says_that_shared_memory_lacks(
     source: FileImages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

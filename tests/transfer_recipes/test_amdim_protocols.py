@@ -11,7 +11,7 @@ from torch import nn
 
 import zoo
 from transfer import RECIPES
-from transfer.linear.amdim import amdim_view, kept_buffers, norms_learning
+from transfer.linear.amdim import amdim_view, norms_learning
 from transfer.results import results_of
 from transfer.run import open_context, transfer
 from weights.published import assert_clear, describe
@@ -87,16 +87,6 @@ def test_batchnorm_alone_is_in_train_mode():
         assert [module.training for module in network.modules()] == [False, False, True, False]
         assert not torch.is_grad_enabled()
     assert [module.training for module in network.modules()] == [True, False, True, True]
-
-
-def test_buffers_come_back_from_a_failure():
-    norm = nn.BatchNorm1d(3)
-    before = {name: value.clone() for name, value in norm.state_dict().items()}
-    with pytest.raises(RuntimeError, match="full"), kept_buffers(norm):
-        norm(torch.randn(5, 3))
-        assert norm.num_batches_tracked == 1
-        raise RuntimeError("the disk is full")
-    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
 
 
 # --- settings, views, numbers ---

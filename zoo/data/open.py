@@ -23,7 +23,9 @@ from .shards.pattern import is_address, is_pattern, shards_in
 from .shards.source import open_shards
 from .source import ImageSource, open_picture
 
-__all__ = ["ConcatImages", "absolute_source", "image_name", "open_source", "open_sources"]
+__all__ = ["ConcatImages", "absolute_source", "image_name", "open_parts", "open_source", "open_sources"]
+
+_TEST_PARTS = ("val", "test", "validation")
 
 
 def open_source(
@@ -70,6 +72,35 @@ def open_source(
         + "Known names: builtin:photos, "
         + ", ".join(NAMED_SETS),
     )
+
+
+def open_parts(
+    name: str, how: Decoding = PLAIN, class_names: tuple[str, ...] | None = None, where: object = None
+) -> tuple[ImageSource, ImageSource]:
+    """Open the training and the test part of a set.
+
+    Args:
+        name: a folder with ``train`` and ``val`` (or ``test``), or what ``open_source`` knows both parts of.
+        how, class_names: see ``open_source``.
+        where: what to name in an error; by default the folder.
+
+    Raises:
+        InputError: a folder without these parts, or nothing by that name.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return open_source(name, "train", how, class_names), open_source(name, "val", how, class_names)
+    found = [folder / part for part in _TEST_PARTS if (folder / part).is_dir()]
+    if not (folder / "train").is_dir() or not found:
+        raise InputError(
+            "The folder has no training and test part.",
+            where=where or folder,
+            fix="expected: train/<class>/<images> and val/<class>/<images> (or test/)",
+        )
+    train, val = (
+        open_source(str(part), how=how, class_names=class_names) for part in (folder / "train", found[0])
+    )
+    return train, val
 
 
 def _decoded(files: FileImages, how: Decoding) -> FileImages:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import InputError, ZooError, did_you_mean
+from ..tensors import kept_buffers
 from .factory import TIMM
 
 __all__ = ["OWN", "check_sizes", "foreign_trunk", "is_foreign", "put_classifier"]
@@ -205,20 +206,14 @@ def _passed(network: nn.Module, arch: str, channels: int, size: int) -> torch.Te
 def _without_traces(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation without gradients; afterwards modes, buffers and generators are as they were."""
     modes = [(module, module.training) for module in network.modules()]
-    buffers = [
-        (buffer, buffer._version, buffer.clone()) for buffer in network.buffers() if not is_lazy(buffer)
-    ]
     network.eval()
+    devices = [device] if device.type == "cuda" else []
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.no_grad(), kept_buffers(network), torch.random.fork_rng(devices):
             yield
     finally:
         for module, training in modes:
             module.training = training
-        with torch.no_grad():
-            for buffer, version, before in buffers:
-                if buffer._version != version:
-                    buffer.copy_(before)
 
 
 # --- where a network comes from ---

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import InputError
 from ..models.factory import is_resnet
@@ -13,7 +14,16 @@ from .config import Recipe
 from .methods.config_base import RunShape
 from .resolve import Resolved, is_packaged, packaged_roots, resolve
 
-__all__ = ["Rate", "check_enough", "check_shares", "inconsistencies", "scaled_rate", "shards_of", "tell"]
+__all__ = [
+    "Rate",
+    "check_enough",
+    "check_shares",
+    "inconsistencies",
+    "run_shape",
+    "scaled_rate",
+    "shards_of",
+    "tell",
+]
 
 log = logging.getLogger("zoo")
 
@@ -57,6 +67,35 @@ def check_shares(recipe: Recipe, world_size: int) -> None:
             where="batch_size",
             fix=f"use a multiple of {shares}, such as {max(2, round(recipe.batch_size / shares)) * shares}",
         )
+
+
+def run_shape(
+    recipe: Recipe, samples: int, groups: Sequence[tuple[int, int]], world_size: int, **known: Any
+) -> RunShape:
+    """The sizes of a run.
+
+    Args:
+        recipe: what is trained.
+        samples: training images.
+        groups: of the views: (side, count) each.
+        world_size: processes.
+        known: what else is known of it, see ``RunShape``.
+    """
+    batches = samples // recipe.batch_size
+    steps = recipe.total_steps(batches)
+    return RunShape(
+        views=sum(count for _, count in groups),
+        batch_size=recipe.batch_size,
+        world_size=world_size,
+        steps_per_epoch=batches,
+        epochs=-(-steps // batches),
+        samples=samples,
+        accumulate=recipe.engine.accumulate,
+        sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
+        sizes=tuple(size for size, _ in groups),
+        steps=steps,
+        **known,
+    )
 
 
 def check_enough(recipe: Recipe, images: int, source: str) -> None:

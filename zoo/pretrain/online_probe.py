@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data.class_index import relabel
-from ..data.decoding import Decoding
-from ..data.open import open_source
+from ..data.open import open_parts, open_source
 from ..data.source import ImageSource
 from ..engine.loop import Loop, StepRecord
 from ..engine.trackers import Guarded
@@ -28,7 +26,6 @@ from .config import ProbeConfig, Recipe
 __all__ = ["OnlineProbe", "ProbeImages", "open_probe", "probe_of"]
 
 PREFIX = "probe/"
-_TEST_NAMES = ("val", "test", "validation")
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,10 @@ def open_probe(recipe: Recipe) -> ProbeImages | None:
     if not names:
         return None
     how = recipe.data.decoding()
-    train, val = _parts(names[0], how) if len(names) == 1 else (open_source(name, how=how) for name in names)
+    if len(names) == 1:
+        train, val = open_parts(names[0], how, where=f"probe.data: {names[0]}")
+    else:
+        train, val = (open_source(name, how=how) for name in names)
     for part in (train, val):
         if not part.classes:
             raise InputError(
@@ -66,20 +66,6 @@ def open_probe(recipe: Recipe) -> ProbeImages | None:
             "The probe's training and test images are the same.", where=f"probe.data: {', '.join(names)}"
         )
     return ProbeImages(train, val, relabel(val.classes, train.classes, val.name))
-
-
-def _parts(name: str, how: Decoding) -> tuple[ImageSource, ImageSource]:
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return open_source(name, "train", how), open_source(name, "val", how)
-    found = [folder / part for part in _TEST_NAMES if (folder / part).is_dir()]
-    if not (folder / "train").is_dir() or not found:
-        raise InputError(
-            "The folder has no training and test part.",
-            where=f"probe.data: {folder}",
-            fix="expected: train/<class>/<images> and val/<class>/<images> (or test/); or name two sources",
-        )
-    return open_source(str(folder / "train"), how=how), open_source(str(found[0]), how=how)
 
 
 class OnlineProbe(Guarded):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
-from .checks import check_enough, check_shares, inconsistencies, scaled_rate, shards_of
+from .checks import check_enough, check_shares, inconsistencies, run_shape, scaled_rate, shards_of
 from .config import Recipe
 from .forecast import Forecast, Machines, Place
 from .methods.config_base import RunShape, machine_memory
@@ -66,7 +66,16 @@ def make_plan(
     check_shares(recipe, place.devices)
     found = _images_of(recipe, images)
     check_enough(recipe, found.number, found.name)
-    shape = _shape(recipe, found, place)
+    shape = run_shape(
+        recipe,
+        found.number,
+        recipe.views.plan().groups,
+        place.devices,
+        classes=found.classes,
+        data=found.name,
+        memory=place.memory or None,
+        place="this machine" if place.kind is None else place.name,
+    )
     warnings = list(inconsistencies(resolved, shape, found.shards, recipe.data.workers or 0))
     costs, uncounted = _costs(recipe, shape, place)
     forecast = Forecast(recipe, shape, place, machines, costs, trial)
@@ -158,28 +167,6 @@ def _place_of(recipe: Recipe, machines: Machines) -> Place:
     alike = [kind for kind in DEVICES.values() if kind.name.partition("-")[0].upper() in name]
     nearest = min(alike, key=lambda kind: abs(kind.memory - memory), default=None)
     return Place(name, memory, nearest, precision, devices or torch.cuda.device_count())
-
-
-def _shape(recipe: Recipe, found: _Images, place: Place) -> RunShape:
-    batches = found.number // recipe.batch_size
-    steps = recipe.total_steps(batches)
-    groups = recipe.views.plan().groups
-    return RunShape(
-        views=sum(count for _, count in groups),
-        batch_size=recipe.batch_size,
-        world_size=place.devices,
-        steps_per_epoch=batches,
-        epochs=-(-steps // batches),
-        samples=found.number,
-        classes=found.classes,
-        data=found.name,
-        accumulate=recipe.engine.accumulate,
-        sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
-        sizes=tuple(size for size, _ in groups),
-        steps=steps,
-        memory=place.memory or None,
-        place="this machine" if place.kind is None else place.name,
-    )
 
 
 def _costs(recipe: Recipe, shape: RunShape, place: Place) -> tuple[StepCosts | None, str | None]:

@@ -41,7 +41,7 @@ from ..tensors import seeded
 from ..weights.fill import copy_into
 from ..weights.load import load_trunk
 from ..weights.reference import parse_reference
-from .checks import inconsistencies, shards_of, tell
+from .checks import inconsistencies, run_shape, shards_of, tell
 from .collapse import Event
 from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
@@ -164,20 +164,13 @@ class Session:
         self.device = device
         self.recipe = recipe = resolved.recipe
         self.images = RunImages(recipe, own_views, world)
-        steps = recipe.total_steps(self.images.order.batches)
-        self.shape = RunShape(
-            views=sum(count for _, count in self.images.groups),
-            batch_size=recipe.batch_size,
-            world_size=world.world_size,
-            steps_per_epoch=self.images.order.batches,
-            epochs=-(-steps // self.images.order.batches),
-            samples=len(self.images.source),
+        self.shape = run_shape(
+            recipe,
+            len(self.images.source),
+            self.images.groups,
+            world.world_size,
             classes=tuple(self.images.source.classes),
             data=self.images.source.name,
-            accumulate=recipe.engine.accumulate,
-            sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
-            sizes=tuple(size for size, _ in self.images.groups),
-            steps=steps,
         )
         shards, workers = shards_of(self.images.source), self.images.workers(device)
         tell(inconsistencies(resolved, self.shape, shards, workers, begun=precision is not None))

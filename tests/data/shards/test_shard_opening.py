@@ -301,35 +301,15 @@ def test_only_shards_that_changed_or_are_new_are_read_again(tmp_path, scans):
     assert scans == ["00.tar"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_the_index_goes_to_the_cache_where_the_folder_is_read_only(tmp_path, scans):
+def test_the_index_goes_to_the_cache_where_it_cannot_be_written(tmp_path, scans):
     shard_folder(tmp_path)
-    tmp_path.chmod(0o500)
-    try:
-        open_source(str(tmp_path))
-        open_source(str(tmp_path))
-    finally:
-        tmp_path.chmod(0o700)
-    assert len(scans) == 3
-    assert not (tmp_path / INDEX).exists()
-
-
-def test_the_index_goes_to_the_cache_where_it_cannot_be_written(tmp_path, scans, monkeypatch):
-    shard_folder(tmp_path)
-    save = ShardIndex.save
-
-    def only_elsewhere(self, path):
-        if path.parent == tmp_path:
-            raise PermissionError(13, "Permission denied")
-        save(self, path)
-
-    monkeypatch.setattr(ShardIndex, "save", only_elsewhere)
+    (tmp_path / INDEX).mkdir()  # even root can't replace a folder by a file
     for _ in range(2):
-        assert_reads(open_source(str(tmp_path)), range(15))
+        assert_reads(open_source(f"{tmp_path}/{{00..02}}.tar"), range(15))
     assert len(scans) == 3
-    assert not (tmp_path / INDEX).exists()
+    assert list((tmp_path / INDEX).iterdir()) == []
     write_tar(tmp_path / "01.tar", pairs(50, 7))
-    assert len(open_source(str(tmp_path))) == 17
+    assert len(open_source(f"{tmp_path}/{{00..02}}.tar")) == 17
     assert len(scans) == 4
 
 

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from pillow_views import plain_view
 
-from cli.main import run as zoo_command
 from tiny import image_folder, pixels, save_image
 from zoo.data.folder import open_folder
 from zoo.data.loader import EpochOrder, view_batches
@@ -25,19 +24,9 @@ from zoo.pretrain.show_views import show_views
 PAPER = (255, 255, 255)
 
 
-@pytest.fixture()
-def zoo(capfd, monkeypatch, tmp_path):
-    """Run a command in this process, in a folder of its own: (exit code, standard output, standard error)."""
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            zoo_command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return caught.value.code or 0, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")
