@@ -74,7 +74,8 @@ def load(reference, **kwargs):
     """Any model of the zoo by its reference. The output is pooled features, (N, F).
 
     reference: a name of the catalog (swav_resnet50.800ep), org/name[@tag] of the local hub, a published folder,
-    a file of weights of any known layout, url:https://..., a run, random:resnet50 or supervised:resnet50.
+    a file of weights of any known layout, hf:org/name[@revision] of the Hugging Face hub, url:https://..., a run,
+    random:resnet50 or supervised:resnet50.
 
     Keywords of this and of all other entries:
     num_classes: a fresh classifier of this many classes.

@@ -21,7 +21,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="a model pretrained by swav_tiny, e.g. demo/swav_tiny")
-    parser.add_argument("--steps", type=int, default=240, help="updates of the detector")
+    parser.add_argument("--steps", type=int, default=300, help="updates of the detector")
     arguments = parser.parse_args()
 
     from transfer.run import transfer
@@ -41,7 +41,13 @@ def main() -> int:
         size = {"resize": 48, "crop": 48}
         pretrained = judge("semisup", arguments.model, dataset="builtin:photos", **size)
         untrained = judge("semisup", "random:resnet18@0", dataset="builtin:photos", **size)
-        settings = {"limit": 8, "test_on_train": True, "steps": arguments.steps, "min_size": 192}
+        settings = {
+            "limit": 8,
+            "test_on_train": True,
+            "steps": arguments.steps,
+            "min_size": 192,
+            "lr": 0.01,
+        }
         detection = judge("detect", arguments.model, dataset="builtin:photos-voc", settings=settings)
     ap50 = detection["metrics"]["AP50"]
     gain = pretrained["metrics"]["top1"] - untrained["metrics"]["top1"]

@@ -50,12 +50,32 @@ def check(
     channels: Annotated[
         int, typer.Option("--channels", min=1, help="What the images must have: 3, 1 (gray), or many.")
     ] = 3,
+    task: Annotated[
+        str,
+        typer.Option("--task", help="images, or detect: boxes against images, as before a training on them."),
+    ] = "images",
+    root: Annotated[
+        str | None, typer.Option("--data", metavar="ROOT", help="With --task detect: where a named set lies.")
+    ] = None,
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Read every image once, completely, and list the ones that can't be used (exit code 1 if there are any)."""
     set_up_notes(quiet)
+    if task == "detect":
+        from ._detect import check_detection
+
+        check_detection(source, root, as_json)
+        return
+    if task != "images" or root is not None:
+        from zoo.errors import InputError, did_you_mean
+
+        raise InputError(
+            "--data goes with --task detect." if task == "images" else f"There is no task {task}.",
+            where=f"--task {task}",
+            fix=did_you_mean(task, ("images", "detect")) + "known: images, detect",
+        )
     from zoo.data.check import check_images
     from zoo.data.decoding import PLAIN, Decoding
     from zoo.data.open import open_source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,17 @@ Force = Annotated[bool, typer.Option("--force", help="Move a tag that points els
 def publish(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's folder (default: the newest run)."),
+        typer.Argument(
+            metavar="[REF]", help="A run's folder (default: the newest run); with --to any model."
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="ADDRESS",
+            help="Publish elsewhere: hf:ORG/NAME (the Hugging Face hub), s3://BUCKET/FOLDER/ORG/NAME, file://...",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -40,25 +51,35 @@ def publish(
     results_dir: Annotated[
         str | None, typer.Option("--results", metavar="DIR", help="Where results are (default: ./results).")
     ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="With --to: make a private repository, if it has to be made.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --to: check everything, and send nothing.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Publish a run's backbone to the local hub: whole, verified, documented."""
+    """Publish a backbone, to the local hub or elsewhere (--to): whole, verified, documented."""
     set_up_notes()
     from zoo.pretrain.publish import newest_run, publish_run, read_run
 
     path = newest_run() if run is None else run
+    if to is not None:
+        _refuse(name, "--name", "the name is part of --to hf:ORG/NAME")
+        found = _finder(results_dir) if with_results else None
+        settings = {"tag": tag, "licence": licence, "private": private, "force": force, "dry_run": dry_run}
+        _publish_to(str(path), to, found, settings, as_json)
+        return
+    _refuse(private, "--private", "it goes with --to hf:ORG/NAME")
+    _refuse(dry_run, "--dry-run", "it goes with --to hf:ORG/NAME")
     if licence is None:
         licence = _ask_licence()
     results = None
     if with_results:
-        from transfer.results import results_of, results_root
         from zoo.weights.bundle import weights_digest
 
-        results = results_of(weights_digest(read_run(path)[1]), Path(results_dir) if results_dir else None)
-        searched = results_dir or results_root()
-        note = log.info if results else log.warning
-        note("%d results of these weights found in %s", len(results), searched)
+        results = _finder(results_dir)(weights_digest(read_run(path)[1]))
     done = publish_run(path, name=name, tag=tag, licence=licence, results=results, force=force)
     if as_json:
         print_json(
@@ -76,6 +97,64 @@ def publish(
     else:
         what = "tags moved to it" if done.moved else "nothing changed"
         print(f"{done.name}@{done.revision} was published before; {what}" + (f", tag {tag}" if tag else ""))
+
+
+def _refuse(given: object, option: str, fix: str) -> None:
+    if given:
+        from zoo.errors import InputError
+
+        raise InputError("This option has no meaning here.", where=option, fix=fix)
+
+
+def _finder(results_dir: str | None) -> Callable[[str], list[dict[str, Any]]]:
+    """From the hash of weights to their transfer results; says how many there are."""
+    from transfer.results import results_of, results_root
+
+    def find(weights_sha256: str) -> list[dict[str, Any]]:
+        results = results_of(weights_sha256, Path(results_dir) if results_dir else None)
+        note = log.info if results else log.warning
+        note("%d results of these weights found in %s", len(results), results_dir or results_root())
+        return results
+
+    return find
+
+
+def _publish_to(
+    reference: str,
+    to: str,
+    results: Callable[[str], list[dict[str, Any]]] | None,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
+    from dataclasses import asdict
+
+    from zoo.publishing import AtHub, Plan, publish_to
+
+    done = publish_to(reference, to, results=results, progress=not as_json, **settings)
+    if as_json:
+        print_json({"schema": 1, "dry_run": isinstance(done, Plan), **asdict(done)})
+        return
+    if isinstance(done, AtHub):
+        state = "published" if done.new else "was published before:"
+        print(
+            f"{state} {done.address}@{done.revision}" + (f" as {settings['tag']}" if settings["tag"] else "")
+        )
+        print(f'load it with: zoo.load("hub:{done.address}")')
+        return
+    plan = done if isinstance(done, Plan) else done.plan
+    what = f"{len(plan.send)} files to send ({plan.size / 1e6:.1f} MB), {len(plan.unchanged)} there already"
+    if plan.drop:
+        what += f", to remove: {', '.join(plan.drop)}"
+    if plan.kept:
+        what += f", left alone: {', '.join(plan.kept)}"
+    if isinstance(done, Plan):
+        print(f"{to}: {what}")
+        print("nothing was sent (--dry-run)" + ("" if plan.exists else "; the repository would be made"))
+        return
+    state = "published" if done.new else "was published before:"
+    print(f"{state} {to}@{done.commit}" + (f" as {done.tag}" if done.tag else ""))
+    print(f"{what}; every hash is as here. {done.url}")
+    print(f'load it with: zoo.load("{to}{f"@{done.tag}" if done.tag else ""}")')
 
 
 def _ask_licence() -> str:
@@ -119,7 +198,9 @@ def list_models(as_json: Json = False) -> None:
 def show(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="ORG/NAME\\[@REVISION] of the local hub, or a released one."),
+        typer.Argument(
+            metavar="MODEL", help="ORG/NAME\\[@REVISION] of the local hub, hf:ORG/NAME, or a released one."
+        ),
     ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash every byte, whatever was checked before.")
@@ -129,11 +210,18 @@ def show(
     """Show what a model is, and check that it is whole; of released weights, the catalog's card."""
     from zoo.weights.hubs.local import LocalHub
 
-    if "/" not in model and not model.startswith("local:"):
+    if "/" not in model and not model.startswith(("local:", "hf:", "hub:")):
         _show_card(model.removeprefix("catalog:"), verify, as_json)
         return
-    name, revision = _split(model)
-    bundle = LocalHub().resolve(name, revision)
+    if _is_elsewhere(model):
+        from zoo.weights.hubs import HUBS
+        from zoo.weights.reference import parse_reference
+
+        target = parse_reference(model)
+        fetch = HUBS.code(target.kind)
+        bundle = fetch(target.name, target.revision, progress=not as_json, verify=verify)
+    else:
+        bundle = LocalHub().resolve(*_split(model))
     checked = bundle.verify(full=verify)
     if as_json:
         print_json(
@@ -197,15 +285,41 @@ def rm(
     print(f"deleted {model}")
 
 
-def pull(model: Name, out: Out = None) -> None:
-    """Copy a model out of the hub into a folder, verified."""
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="hf:ORG/NAME\\[@REVISION], s3://...; of the local hub ORG/NAME."
+        ),
+    ],
+    out: Out = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Copy a model of another home into the local hub, or one of the local hub into a folder; verified."""
+    set_up_notes()
     from zoo.weights.hubs.local import LocalHub, check_name
 
+    if _is_elsewhere(model):
+        _refuse(out, "--out", "pull it first, then pull it out of the local hub")
+        from zoo.publishing import pull as fetch
+
+        done = fetch(model, force=force, progress=not as_json)
+        if as_json:
+            print_json({"schema": 1, "name": done.name, "revision": done.revision, "path": str(done.path)})
+        else:
+            print(f"{model} is {done.name}@{done.revision} in the local hub")
+        return
     name, revision = _split(model)
     check_name(name)
     target = Path(out or name.split("/")[1])
     LocalHub().pull(name, revision, target)
     print(f"{model} is in {target}")
+
+
+def _is_elsewhere(model: str) -> bool:
+    """Whether a reference means another home than the local hub."""
+    return model.startswith(("hf:", "hub:")) or "://" in model
 
 
 def _split(model: str) -> tuple[str, str | None]:

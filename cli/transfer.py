@@ -28,7 +28,13 @@ _Model = Annotated[
     ),
 ]
 _Dataset = Annotated[
-    str | None, typer.Option("--dataset", metavar="D", help="A data set's name or a folder.")
+    str | None,
+    typer.Option(
+        "--dataset",
+        metavar="D",
+        help="A name (cifar10, ...; with --data also imagenet, places205, inat18, voc07) or a folder: of class "
+        "folders, or of tables of path and label.",
+    ),
 ]
 _Data = Annotated[
     str | None, typer.Option("--data", metavar="ROOT", help="The folder that holds the data set.")
@@ -40,11 +46,16 @@ _ClassIndex = Annotated[
         "--class-index", metavar="FILE", help="Class names in the order of their numbers (JSON or lines)."
     ),
 ]
+_CacheFeatures = Annotated[
+    bool, typer.Option("--cache-features", help="Keep the trunk's features for later calls, and use them.")
+]
 _Workers = Annotated[int, typer.Option("--workers", min=0, help="Data processes.")]
 
 
 def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> None:
     set_up_notes(common["quiet"])
+    from transfer import RECIPES
+    from transfer.compare import protocol_of
     from transfer.run import transfer
     from zoo.data.decoding import MAX_PIXELS
     from zoo.pretrain.resolve import parse_assignments
@@ -52,11 +63,10 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
 
     given = {key: value for key, value in settings.items() if value is not None}
     # A folder alone is the data set: the built-in one must not lend it its name.
-    builtin = "builtin:photos-voc" if recipe == "detect" else "builtin:photos"
     result = transfer(
         recipe,
         model=common["model"] or LocalHub().newest(),
-        dataset=common["dataset"] or common["data"] or builtin,
+        dataset=common["dataset"] or common["data"] or RECIPES.config(recipe).default_data,
         data=common["data"],
         settings={**given, **parse_assignments(common["sets"] or [])},
         out=common["out"],
@@ -66,21 +76,27 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
         device=common["device"] or "auto",
         max_pixels=common["max_pixels"] or MAX_PIXELS,
         class_index=common["class_index"],
+        cache_features=common["cache_features"],
     )
     if common["as_json"]:
         print_json({"schema": 1, **result})
         return
     rows = [{"metric": name, "value": value} for name, value in result["metrics"].items()]
-    print_table(f"{_recipe_of(result)}: {result['model']} on {result['dataset']}", ["metric", "value"], rows)
-    if result["details"].get("flatters"):
-        print(f"not for comparison: {result['details']['flatters']}")
+    for row in rows:
+        low_high = result["intervals"].get(row["metric"])
+        row["95 %"] = None if low_high is None else f"{low_high[0]:.4g} - {low_high[1]:.4g}"
+    title = f"{protocol_of(result)}: {result['model']} on {result['dataset']}"
+    print_table(title, ["metric", "value", "95 %"], rows)
+    details = result["details"]
+    if classes := details.get("per_class"):
+        print_table("Classes", list(classes[0]), classes)
+    if "best_epoch" in details:
+        print(
+            f"the last epoch is {details['last_epoch']}, the best one {details['best_epoch']}, by the test images"
+        )
+    if details.get("flatters"):
+        print(f"not for comparison: {details['flatters']}")
     print(f"the evidence is in {result['path']}")
-
-
-def _recipe_of(result: dict[str, Any]) -> str:
-    """The recipe's name, and which of its protocols, if it has several."""
-    protocol = result.get("protocol", {}).get("protocol")
-    return f"{result['recipe']} ({protocol})" if protocol else str(result["recipe"])
 
 
 def _command(recipe: str, summary: str) -> Callable[..., None]:
@@ -99,6 +115,7 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         ("device", Device, None),
         ("max_pixels", MaxPixels, None),
         ("class_index", _ClassIndex, None),
+        ("cache_features", _CacheFeatures, False),
         ("sets", Sets, None),
         ("as_json", Json, False),
         ("quiet", Quiet, False),
@@ -147,6 +164,74 @@ def register() -> None:
 
     for name, entry in RECIPES.items():
         app.command(name)(_command(name, entry.summary))
+    app.command("all")(_suite)
+
+
+def _suite(
+    model: _Model = None,
+    dataset: _Dataset = None,
+    data: _Data = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="REF ...",
+            help="Other models, as many as you like: random: is this network with random weights, "
+            "supervised: its architecture's supervised ones.",
+        ),
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="For a mean and a deviation.")] = "0",
+    out: Out = None,
+    workers: _Workers = 0,
+    resize: _Pixels = None,
+    crop: _Pixels = None,
+    device: Device = None,
+    max_pixels: MaxPixels = None,
+    class_index: _ClassIndex = None,
+    cache_features: _CacheFeatures = False,
+    sets: Sets = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Everything that the data allow: knn, linear, semisup with 10 % and 1 %; svm and lowshot."""
+    set_up_notes(quiet)
+    from transfer.compare import table_of
+    from transfer.suite import run_suite
+    from zoo.data.decoding import MAX_PIXELS
+    from zoo.errors import InputError, RunError
+    from zoo.pretrain.resolve import parse_assignments
+    from zoo.weights.hubs.local import LocalHub
+
+    if more and not compare:
+        raise InputError("A word too many.", where=more[0], fix="other models come after --compare")
+    if not all(word.strip().isdecimal() for word in seeds.split(",")):
+        raise InputError("Seeds are whole numbers.", where=f"--seeds {seeds}", fix="e.g. --seeds 0,1,2")
+    found = run_suite(
+        [model or LocalHub().newest(), *([compare, *(more or [])] if compare else [])],
+        dataset or data or "builtin:photos",
+        data,
+        seeds=[int(word) for word in seeds.split(",")],
+        settings=parse_assignments(sets or []),
+        out=out,
+        workers=workers,
+        resize=resize,
+        crop=crop,
+        device=device or "auto",
+        max_pixels=max_pixels or MAX_PIXELS,
+        class_index=class_index,
+        cache_features=cache_features,
+    )
+    if as_json:
+        print_json(found)
+    else:
+        columns, rows = table_of(found["groups"])
+        print_table(f"{found['dataset']}, seeds {seeds}, in percent", columns, rows)
+        for note in found["skipped"]:
+            print(f"skipped: {note}")
+        print(f"the evidence is in {found['path']}")
+    if found["failed"]:
+        raise RunError("; ".join(found["failed"]), where=found["path"])
 
 
 def results(
@@ -154,24 +239,35 @@ def results(
         str | None,
         typer.Argument(help="The folder that holds results (default: $ZOO_RESULTS, else ./results)."),
     ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Models beside each other, by data set and protocol.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List transfer results."""
+    """List transfer results, or compare models by them."""
     from pathlib import Path
 
+    from transfer.compare import compared, groups_of, protocol_of
     from transfer.results import list_results, results_root
 
     folder = Path(root).expanduser() if root else results_root()
     found = list_results(folder)
+    groups = groups_of(found) if compare else []
     if as_json:
-        print_json({"schema": 1, "root": str(folder), "results": found})
+        listed = {"groups": groups} if compare else {"results": found}
+        print_json({"schema": 1, "root": str(folder), **listed})
         return
     if not found:
         print(f"no results in {folder} (measure one with: zoo transfer knn)")
         return
+    for group in groups:
+        title = f"{group['dataset']}, {group['protocol']}, in percent"
+        print_table(title, ["model", "crop", "seeds", *group["metrics"]], compared(group))
+    if compare:
+        return
     rows = [
         {
-            "recipe": _recipe_of(result),
+            "recipe": protocol_of(result),
             "model": result["model"],
             "data": result["dataset"],
             "metrics": ", ".join(f"{k} {v:.4g}" for k, v in result["metrics"].items() if v is not None),

@@ -36,7 +36,7 @@ def pictures(folder: Path) -> list[str]:
 
 
 def cosines(images: Path, index: int) -> torch.Tensor:
-    features = zoo.extract("me/small", str(images))["features"].double()
+    features = zoo.extract("me/small", str(images), exact=True)["features"].double()
     features = features / features.norm(dim=1, keepdim=True)
     return features @ features[index]
 

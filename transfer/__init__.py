@@ -12,12 +12,20 @@ RECIPES = Registry(
     Entry("knn", "knn.config:KnnConfig", "knn.run:run", "weighted nearest neighbours on frozen features"),
     Entry("linear", "linear.config:LinearConfig", "linear.run:run", "a linear classifier on frozen features"),
     Entry(
-        "semisup", "semisup.config:SemisupConfig", "semisup.run:run", "fine-tuning on a tenth of the labels"
+        "semisup", "semisup.config:SemisupConfig", "semisup.run:run", "fine-tuning on a part of the labels"
     ),
+    Entry(
+        "finetune",
+        "finetune.config:FinetuneConfig",
+        "finetune.run:run",
+        "fine-tuning the whole network on all labels",
+    ),
+    Entry("svm", "svm.config:SvmConfig", "svm.run:run", "a linear SVM for each class (VOC07)"),
+    Entry("lowshot", "lowshot.config:LowshotConfig", "lowshot.run:run", "such SVMs on 1 to 96 images a class"),
     Entry(
         "detect",
         "detect.config:DetectConfig",
         "detect.run:run",
-        "Faster R-CNN with FPN on a VOC-layout folder",
+        "Faster or Mask R-CNN on VOC, COCO or boxes of your own",
     ),
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +17,34 @@ from zoo.data.class_index import relabel
 from zoo.data.decode import Picture
 from zoo.data.decoding import PLAIN, Decoding
 from zoo.data.folder import FileImages
-from zoo.data.open import open_source
+from zoo.data.open import open_parts, open_source
 from zoo.data.source import UNLABELLED, ImageSource, open_picture
+from zoo.data.views.maker import PlannedViews
 from zoo.errors import InputError
+from zoo.keyed import keyed_key
 
-__all__ = ["Labelled", "SubsetImages", "open_labelled"]
+from .labels import check_labels, labels_of
+from .named import NAMED, find_tables, open_tables
 
-_TEST_NAMES = ("val", "test", "validation")
+__all__ = ["Labelled", "SubsetImages", "ViewOfImages", "open_labelled", "refuse_overlap"]
+
+log = logging.getLogger("zoo")
+
+_TAIL = 4096  # bytes that tell nearly all pictures of one size apart
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A training part, a test part and the classes, in the training part's order."""
+    """A training part, a test part and the classes, in the training part's order.
+
+    ``part_of`` says which published set these images are a part of, if they aren't the whole.
+    """
 
     name: str
     train: ImageSource
     val: ImageSource
     classes: tuple[str, ...]
+    part_of: str = ""
 
 
 class SubsetImages:
@@ -68,62 +81,130 @@ class SubsetImages:
         return {"kind": "subset", "count": len(self), "ids_sha256": ids, "of": self.source.fingerprint()}
 
 
+class ViewOfImages:
+    """One view of each image of a source, the one that training sees in an epoch.
+
+    Args:
+        source: the images.
+        maker: of a single view.
+        seed: of the draws.
+        epoch: which view.
+    """
+
+    def __init__(self, source: ImageSource, maker: PlannedViews, seed: int, epoch: int) -> None:
+        self.source = source
+        self.name = source.name
+        self.classes = source.classes
+        self._maker, self._seed, self._epoch = maker, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int) -> np.ndarray:
+        key = keyed_key(self._seed, "views", self._epoch, index)
+        return np.asarray(self._maker.make(open_picture(self.source, index), key)[0][0])
+
+    def label(self, index: int) -> int:
+        return self.source.label(index)
+
+    def where(self, index: int) -> str:
+        return self.source.where(index)
+
+    def fingerprint(self) -> dict[str, Any]:
+        draw = {"seed": self._seed, "epoch": self._epoch}
+        return {"kind": "view", "count": len(self), **draw, "of": self.source.fingerprint()}
+
+
 def open_labelled(
     name: str,
     root: str | None = None,
     allow_overlap: bool = False,
     how: Decoding = PLAIN,
     class_names: tuple[str, ...] | None = None,
+    train_only: bool = False,
 ) -> Labelled:
     """Open a data set by name or folder.
 
     Args:
         name: ``builtin:photos``, a torchvision name, a folder that holds ``train`` and ``val`` (or
-            ``test``), or, with ``root``, anything: the folder decides.
+            ``test``) or tables of the same names (``path,label``); with ``root`` also a name in ``NAMED``,
+            or anything: the folder decides.
         root: the folder.
         allow_overlap: accept test files that are also training files.
         how: how picture files are decoded.
         class_names: the classes in the order of their numbers, if not that of the training folders.
+        train_only: no test part is needed; what is there of one is not opened, and ``val`` is ``train``.
 
     Raises:
-        InputError: no such data, no labels, a test class that training doesn't know, or test images
-            that are training images.
+        InputError: no such data, missing files (the paths tried and the expected tree are named, listed images
+            that aren't there are counted), labels that can't be (``check_labels``), a test class that training doesn't
+            know, or test images that are training images.
     """
-    folder = Path(root or name).expanduser()
-    if folder.is_dir():
-        train, val = _open_parts(folder, how, class_names)
-    else:
-        if root is not None:
-            raise InputError("There is no such folder.", where=root, fix="check --data")
-        train, val = open_source(name, "train", how), open_source(name, "val", how)
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise InputError("There is no such folder.", where=root, fix="check --data")
+    listed = _open_files(name, root, how, class_names, train_only)
+    if listed is not None:
+        return _checked(listed, allow_overlap, train_only)
+    if train_only:
+        inner = Path(root or name).expanduser() / "train"
+        source = open_source(str(inner) if inner.is_dir() else root or name, "train", how, class_names)
+        _require_labels("training", source)
+        return _checked(Labelled(name, source, source, source.classes), allow_overlap, train_only)
+    train, val = open_parts(root or name, how, class_names)
     for part, source in (("training", train), ("test", val)):
-        if not source.classes:
-            raise InputError(
-                f"The {part} images carry no labels.",
-                where=source.name,
-                fix="put each class into a folder of its own",
-            )
-    if train.fingerprint() == val.fingerprint() and _same_contents(train, val):
-        raise InputError("The training and the test images are the same.", where=name)
-    if not allow_overlap and isinstance(train, FileImages) and isinstance(val, FileImages):
-        _refuse_overlap(train, val)
-    return Labelled(name, train, _by_training_names(train, val), train.classes)
+        _require_labels(part, source)
+    return _checked(Labelled(name, train, val, train.classes), allow_overlap, train_only)
 
 
-def _open_parts(
-    folder: Path, how: Decoding, class_names: tuple[str, ...] | None
-) -> tuple[ImageSource, ImageSource]:
-    found = [folder / part for part in _TEST_NAMES if (folder / part).is_dir()]
-    if not (folder / "train").is_dir() or not found:
+def _open_files(
+    name: str, root: str | None, how: Decoding, class_names: tuple[str, ...] | None, train_only: bool
+) -> Labelled | None:
+    """A set of a known layout, or a folder of tables; None if it is neither."""
+    folder = Path(root or name).expanduser()
+    known = NAMED.get(name.lower())
+    if known is not None and root is None and not folder.exists():
         raise InputError(
-            "The folder has no training and test part.",
-            where=folder,
-            fix="expected: train/<class>/<images> and val/<class>/<images> (or test/)",
+            f"Where {known.title} lies isn't said.", where=name, fix=f"--data FOLDER; expected: {known.tree}"
         )
-    return (
-        open_source(str(folder / "train"), how=how, class_names=class_names),
-        open_source(str(found[0]), how=how),
-    )
+    if not folder.is_dir():
+        return None
+    part_of = ""
+    if known is not None and root is not None:
+        train, val = known.open(folder, class_names, train_only)
+        part_of = known.part_of(train, val)
+        if part_of:
+            log.warning("%s: %s", folder, part_of)
+    elif (tables := find_tables(folder, train_only)) is not None:
+        train, val = open_tables(*tables, class_names)
+    else:
+        return None
+    val = train if val is None else val
+    train.decoding = val.decoding = how
+    return Labelled(name, train, val, train.classes, part_of)
+
+
+def _checked(opened: Labelled, allow_overlap: bool, train_only: bool) -> Labelled:
+    """The same with test labels by the training part's classes, if it can be learnt from and judged by."""
+    train, val = opened.train, opened.val
+    if train_only:
+        check_labels(train, None, opened.classes)
+        return opened
+    if train.fingerprint() == val.fingerprint() and _same_contents(train, val):
+        raise InputError("The training and the test images are the same.", where=opened.name)
+    mapped = _by_training_names(train, val)
+    check_labels(train, mapped, opened.classes)
+    if not allow_overlap and isinstance(train, FileImages) and isinstance(val, FileImages):
+        refuse_overlap(train, val)
+    return replace(opened, val=mapped)
+
+
+def _require_labels(part: str, source: ImageSource) -> None:
+    if not source.classes:
+        raise InputError(
+            f"The {part} images carry no labels.",
+            where=source.name,
+            fix="put each class into a folder of its own",
+        )
 
 
 def _by_training_names(train: ImageSource, val: ImageSource) -> ImageSource:
@@ -131,8 +212,7 @@ def _by_training_names(train: ImageSource, val: ImageSource) -> ImageSource:
     if val.classes == train.classes:
         return val
     number = relabel(val.classes, train.classes, val.name)
-    labels = [val.label(index) for index in range(len(val))]
-    mapped = [UNLABELLED if label < 0 else number[label] for label in labels]
+    mapped = [number[label] if 0 <= label < len(number) else UNLABELLED for label in labels_of(val).tolist()]
     return SubsetImages(val, range(len(val)), mapped)
 
 
@@ -143,34 +223,49 @@ def _same_contents(train: ImageSource, val: ImageSource) -> bool:
     return all(_digest(train.where(i)) == _digest(val.where(i)) for i in range(len(train)))
 
 
-def _refuse_overlap(train: FileImages, val: FileImages) -> None:
-    """Compare contents, but only of files that have the same size."""
-    by_size: dict[int, list[str]] = defaultdict(list)
-    for index in range(len(train)):
+def refuse_overlap(train: FileImages, val: FileImages) -> None:
+    """Compare contents, but only of files that have the same size, and the same end.
+
+    Numbers are held, not paths, and of most files none but the last bytes are read: there can be millions.
+
+    Raises:
+        InputError: a test file that is a training file too.
+    """
+    sizes, asked = _sizes(train), _sizes(val)
+    ends: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for index in np.flatnonzero(np.isin(asked, sizes)).tolist():
+        ends[asked[index], _end(val.where(index))].append(index)
+    for index in np.flatnonzero(np.isin(sizes, asked)).tolist():
         path = train.where(index)
-        by_size[_size(path)].append(path)
-    hashes: dict[int, dict[str, str]] = {}
-    for index in range(len(val)):
-        path = val.where(index)
-        size = _size(path)
-        if size not in by_size:
-            continue
-        if size not in hashes:
-            hashes[size] = {_digest(other): other for other in by_size[size]}
-        twin = hashes[size].get(_digest(path))
-        if twin is not None:
-            raise InputError(
-                f"A test image is also a training image ({twin}).",
-                where=path,
-                fix="remove it from one of them, or accept such images with --allow-overlap",
-            )
+        for other in map(val.where, ends.get((sizes[index], _end(path)), ())):
+            if _digest(path) == _digest(other):
+                raise InputError(
+                    f"A test image is also a training image ({path}).",
+                    where=other,
+                    fix="remove it from one of them, or accept such images with --allow-overlap",
+                )
+
+
+def _sizes(files: FileImages) -> np.ndarray:
+    """int64 (N,); -1 of what can't be read."""
+    return np.fromiter((_size(files.where(index)) for index in range(len(files))), np.int64, len(files))
 
 
 def _size(path: str) -> int:
     try:
-        return Path(path).stat().st_size
+        return os.stat(path).st_size
     except OSError:
         return -1
+
+
+def _end(path: str) -> bytes:
+    """A hash of a file's last bytes."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            return hashlib.blake2b(file.read(), digest_size=16).digest()
+    except OSError:
+        return os.fsencode(path)
 
 
 def _digest(path: str) -> str:

@@ -6,9 +6,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+from zoo.errors import InputError
 from zoo.files import disk_errors, fresh_path, read_json, write_json
 
-__all__ = ["SCHEMA", "list_results", "new_result_path", "results_of", "results_root", "write_result"]
+__all__ = [
+    "SCHEMA",
+    "list_results",
+    "new_result_path",
+    "refuse_another_task",
+    "results_of",
+    "results_root",
+    "short_name",
+    "write_result",
+]
 
 SCHEMA = 1
 
@@ -32,17 +42,45 @@ def write_result(folder: Path, result: dict[str, Any]) -> Path:
     return folder / "result.json"
 
 
+def refuse_another_task(folder: Path, recipe: str, dataset: str, weights_sha256: str) -> None:
+    """A folder holds one task's result: what is measured again may replace it, nothing else.
+
+    Raises:
+        InputError: the folder holds the result of another recipe, data set or model.
+    """
+    try:
+        old = read_json(folder / "result.json")
+    except (OSError, ValueError):
+        return
+    if not isinstance(old, dict):
+        return
+    mine = {"recipe": recipe, "dataset": short_name(dataset), "weights_sha256": weights_sha256}
+    for key, value in mine.items():
+        if old.get(key) != value:
+            raise InputError(
+                f"This folder holds the result of another task ({key} {old.get(key)}, now {value}).",
+                where=folder / "result.json",
+                fix="choose another folder with --out",
+            )
+
+
+def short_name(dataset: str) -> str:
+    """What results call a data set: a folder by its last part."""
+    return Path(dataset).name if "/" in dataset else dataset
+
+
 def list_results(root: Path | None = None) -> list[dict[str, Any]]:
     """All results below a folder, oldest first; files that are none are passed over."""
     found = []
-    for file in (root or results_root()).glob("*/result.json"):
+    folder = root or results_root()
+    for file in (*folder.glob("*/result.json"), *folder.glob("*/*/result.json")):  # a suite's lie together
         try:
             result = read_json(file)
         except (OSError, ValueError):
             continue
         if isinstance(result, dict) and result.get("schema") == SCHEMA:
             found.append({**result, "path": str(file)})
-    return sorted(found, key=lambda result: str(result.get("created")))
+    return sorted(found, key=lambda result: (str(result.get("created")), result["path"]))
 
 
 def results_of(weights_sha256: str, root: Path | None = None) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,35 @@ from torch import nn
 from zoo.data.class_index import read_class_index
 from zoo.data.decoding import MAX_PIXELS, Decoding
 from zoo.data.source import ImageSource
+from zoo.data.views.maker import PlannedViews
+from zoo.data.views.presets import crop_and_flip
 from zoo.engine.precision import choose_device
 from zoo.errors import InputError, RunError
+from zoo.feature_identity import features_identity, is_own_code
 from zoo.files import disk_errors, sha256_of
 from zoo.loading import load
 from zoo.pretrain.environment import describe_environment
-from zoo.probe.features import source_features
+from zoo.probe.feature_cache import kept_features
+from zoo.probe.features import PooledStages, source_features, source_labels
+from zoo.probe.linear import FINAL
 from zoo.weights.bundle import weights_digest
+from zoo.weights.description import check_preprocessing
 from zoo.weights.fill import STANDARD_PREPROCESSING
 from zoo.weights.reference import parse_reference
 
 from . import RECIPES
 from .config import TransferConfig
-from .datasets import Labelled, open_labelled
-from .results import new_result_path, write_result
+from .datasets import Labelled, ViewOfImages, open_labelled
+from .intervals import intervals
+from .labels import split_sha256
+from .multilabel import open_multilabel, refuse_multilabel
+from .results import new_result_path, refuse_another_task, short_name, write_result
 
-__all__ = ["Context", "judge", "open_context", "open_model", "transfer"]
+__all__ = ["Context", "judge", "open_context", "open_model", "settings_of", "sized", "transfer"]
 
 log = logging.getLogger("zoo")
+
+_BATCH = 64  # images of a pass
 
 
 @dataclass
@@ -48,7 +59,9 @@ class Context:
     preprocessing: dict[str, Any]
     labelled: Labelled
     workers: int = 0
-    _features: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    cache: bool = False
+    """Features are kept for later calls (``zoo.probe.feature_cache``)."""
+    _features: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def train(self) -> ImageSource:
@@ -62,12 +75,47 @@ class Context:
     def classes(self) -> int:
         return len(self.labelled.classes)
 
-    def features(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Frozen features and labels of ``train`` or ``val`` by the test transform."""
-        if part not in self._features:
+    def staged(self, stages: Sequence[str] = (FINAL,)) -> Any:
+        """The trunk, with the pooled maps of these stages side by side for its output (``PooledStages``)."""
+        return self.trunk if tuple(stages) == (FINAL,) else PooledStages(self.trunk, stages)
+
+    def features(
+        self, part: str, stages: Sequence[str] = (FINAL,), view: int | None = None, seed: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Frozen features and labels of ``train`` or ``val``.
+
+        Args:
+            part: which.
+            stages: whose features, side by side.
+            view: None for the test transform; else the random crop and flip that training sees in this epoch.
+            seed: of the crop.
+        """
+        key = (part, tuple(stages), view, None if view is None else seed)
+        if key not in self._features:
             source = self.train if part == "train" else self.val
-            self._features[part] = source_features(self.trunk, source, self.preprocessing)
-        return self._features[part]
+            how = self.preprocessing
+            if view is not None:
+                maker = PlannedViews(crop_and_flip(int(how["crop"])))
+                source, how = ViewOfImages(source, maker, seed, view), {**how, "resize": how["crop"]}
+            self._features[key] = (
+                self._kept(source, how, tuple(stages))
+                if self.cache
+                else (source_features(self.staged(stages), source, how, _BATCH))
+            )
+        return self._features[key]
+
+    def _kept(
+        self, source: ImageSource, how: dict[str, Any], stages: tuple[str, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features from the cache, or into it; the labels are asked for anew."""
+        network = self.staged(stages)
+        facts = {
+            "model": features_identity(network, source, how, _BATCH),
+            "stages": stages,
+            "dtype": "float32",
+        }
+        found = kept_features(facts, len(source), lambda: source_features(network, source, how, _BATCH)[0])
+        return found, source_labels(source)
 
 
 class RawPixels(nn.Flatten):
@@ -86,6 +134,13 @@ def open_model(reference: str) -> tuple[Any, dict[str, Any], str]:
         how = {**STANDARD_PREPROCESSING, "resize": int(side), "crop": int(side)}
         return RawPixels(), {"reference": reference, "preprocessing": how}, f"pixels-{side}"
     model = load(reference, progress=log.isEnabledFor(logging.INFO))
+    if not model.zoo_info.get("preprocessing"):
+        raise InputError(
+            "It isn't known how images are prepared for this model (mean, std, size).",
+            where=reference,
+            fix="publish it with its preprocessing (zoo publish, zoo convert), and judge that",
+        )
+    check_preprocessing(model.zoo_info["preprocessing"], reference)
     digest = model.zoo_info.get("weights_sha256") or weights_digest(model.state_dict())
     return model, model.zoo_info, digest
 
@@ -104,6 +159,7 @@ def transfer(
     device: str = "auto",
     max_pixels: int = MAX_PIXELS,
     class_index: str | None = None,
+    cache_features: bool = False,
 ) -> dict[str, Any]:
     """Judge a model by one recipe.
 
@@ -120,6 +176,8 @@ def transfer(
         device: where to compute: auto, cpu, cuda, ...
         max_pixels: larger pictures are refused.
         class_index: a file that numbers the classes (``zoo.data.class_index``).
+        cache_features: keep the trunk's features for later calls, and use those that are kept. Off, since small
+            sets are done before their files are looked through, and the views of large ones fill disks.
 
     Returns:
         The content of ``result.json`` with its ``path``.
@@ -128,16 +186,24 @@ def transfer(
         InputError: an unknown recipe, setting, model or data set.
         RunError: training diverged; the result is written and says so.
     """
-    config = _settings(recipe, settings or {})
+    config = settings_of(recipe, settings or {})
     was_there = out is not None and Path(out).exists()
     out = Path(out) if out is not None else new_result_path(recipe, dataset)
     with disk_errors("Making the result's folder", out):  # before the work, not after it
         out.mkdir(parents=True, exist_ok=True)
     try:
         if recipe == "detect":
-            _refuse_options(workers=workers, resize=resize, crop=crop, class_index=class_index)
+            from .detect.run import Work
+
+            _refuse_options(resize=resize, crop=crop, class_index=class_index)
+            if cache_features:
+                raise InputError(
+                    "Detection trains the trunk: no features are kept.", where="--cache-features"
+                )
             began = time.monotonic()
-            found = RECIPES.code(recipe)(model, dataset, data, config, device)
+            progress = "auto" if log.isEnabledFor(logging.INFO) else "quiet"
+            asked = Work(model, dataset, data, str(out), device, workers, progress)
+            found = RECIPES.code(recipe)(asked, config)
             what, evidence = found.pop("model"), found.pop("data")
             return _conclude(recipe, model, what, dataset, evidence, config, found, began, out)
         context = open_context(
@@ -151,7 +217,11 @@ def transfer(
             allow_overlap=config.allow_overlap,
             max_pixels=max_pixels,
             class_index=class_index,
+            train_only=bool(getattr(config, "leave_one_out", False)),
+            image_sets=config.image_sets,
+            cache_features=cache_features,
         )
+        refuse_another_task(out, recipe, dataset, context.weights_sha256)
         return judge(recipe, context, config, out)
     except BaseException:
         if not was_there:
@@ -182,29 +252,65 @@ def open_context(
     allow_overlap: bool = False,
     max_pixels: int = MAX_PIXELS,
     class_index: str | None = None,
+    train_only: bool = False,
+    image_sets: tuple[str, str] | None = None,
+    cache_features: bool = False,
 ) -> Context:
-    """Open a model and a labelled data set for several recipes; arguments as of ``transfer``."""
+    """Open a model and a labelled data set for several recipes; arguments as of ``transfer``.
+
+    ``train_only``: no test part is needed (``open_labelled``). ``image_sets``: the images have several classes
+    each, and these are the names of VOC's sets (``open_multilabel``).
+    """
     names = None if class_index is None else read_class_index(Path(class_index))
-    labelled = open_labelled(dataset, data, allow_overlap, Decoding(max_pixels=max_pixels), names)
+
+    def opened(how: Decoding) -> Labelled:
+        if image_sets is None:
+            refuse_multilabel(data or dataset)
+            return open_labelled(dataset, data, allow_overlap, how, names, train_only)
+        if names is not None:
+            raise InputError("Images with several classes have them by name.", where="--class-index")
+        return open_multilabel(dataset, data, allow_overlap, how, *image_sets)
+
+    labelled = opened(Decoding(max_pixels=max_pixels))
     trunk, info, digest = open_model(model)
     trunk.to(choose_device(device))
-    how = _sized(info["preprocessing"], resize, crop)
+    how = sized(info["preprocessing"], resize, crop)
     if len(how["mean"]) != 3:  # what the model was trained on
-        decoding = Decoding(channels=len(how["mean"]), max_pixels=max_pixels)
-        labelled = open_labelled(dataset, data, allow_overlap, decoding, names)
-    return Context(model, info, digest, trunk, how, labelled, workers)
+        labelled = opened(Decoding(channels=len(how["mean"]), max_pixels=max_pixels))
+    if cache_features and is_own_code(trunk):
+        raise InputError(
+            "Features of a network of your own are not kept: its code may change unseen.",
+            where=model,
+            fix="leave out --cache-features",
+        )
+    return Context(model, info, digest, trunk, how, labelled, workers, cache_features)
 
 
 def judge(recipe: str, context: Context, config: TransferConfig, out: Path) -> dict[str, Any]:
-    """Run one recipe on an open context and write its result; a recipe that trains the trunk comes last."""
+    """Run one recipe on an open context and write its result; a recipe that trains the trunk comes last.
+
+    Raises:
+        RunError: training diverged, or a recipe that doesn't train the trunk changed it.
+    """
     began = time.monotonic()
+    state = context.trunk.state_dict()
+    before = weights_digest(state) if config.frozen_trunk and state else None
     found = RECIPES.code(recipe)(context, config)
+    config = found.pop("settled", config)
+    if context.labelled.part_of:  # numbers of a part are no numbers of the whole
+        found["flatters"] = "; ".join(filter(None, (found.get("flatters"), context.labelled.part_of)))
+    if before is not None:
+        after = weights_digest(context.trunk.state_dict())
+        found["trunk_sha256"] = {"before": before, "after": after}
+        if before != after:
+            raise RunError("The frozen trunk is not what it was.", where=f"{recipe}: {context.model}")
     what = {"preprocessing": context.preprocessing, "weights_sha256": context.weights_sha256}
+    parts = {"train": context.train, "val": context.val}
     evidence = {
         "classes": context.classes,
         "class_names": list(context.labelled.classes),  # the test part's labels were mapped to these
-        "train": context.train.fingerprint(),
-        "val": context.val.fingerprint(),
+        **{name: part.fingerprint() for name, part in parts.items()},
+        "split_sha256": {name: split_sha256(part) for name, part in parts.items()},
     }
     return _conclude(recipe, context.model, what, context.labelled.name, evidence, config, found, began, out)
 
@@ -220,14 +326,20 @@ def _conclude(
     began: float,
     out: Path,
 ) -> dict[str, Any]:
-    """Gather a result with its evidence and write it; then stop if it says that training diverged."""
+    """Gather a result with its evidence and write it; then stop if it says that training diverged.
+
+    Of a recipe's answer, ``metrics`` are taken as they are, ``hits`` (which test images each accuracy counts as
+    right) make their intervals unless it gives ``intervals`` itself, and the rest are details.
+    """
     environment = describe_environment()
+    hits = found.pop("hits", {})
     result = {
         "recipe": recipe,
         "model": model if model.startswith("pixels:") else str(parse_reference(model)),
         "weights_sha256": what["weights_sha256"],
-        "dataset": Path(dataset).name if "/" in dataset else dataset,
+        "dataset": short_name(dataset),
         "metrics": found.pop("metrics"),
+        "intervals": {**intervals(hits, config.seed), **found.pop("intervals", {})},
         "protocol": _public(config),
         "preprocessing": what["preprocessing"],
         "seeds": [config.seed],
@@ -258,17 +370,27 @@ def _public(config: TransferConfig) -> dict[str, Any]:
     return values
 
 
-def _sized(how: Mapping[str, Any], resize: int | None, crop: int | None) -> dict[str, Any]:
-    sized = {**how, "resize": resize or how["resize"], "crop": crop or how["crop"]}
-    if sized["crop"] > sized["resize"]:
+def sized(how: Mapping[str, Any], resize: int | None, crop: int | None) -> dict[str, Any]:
+    """A preprocessing with another size of the resized image or of its central crop.
+
+    Raises:
+        InputError: the crop is larger than the image.
+    """
+    found = {**how, "resize": resize or how["resize"], "crop": crop or how["crop"]}
+    if found["crop"] > found["resize"]:
         raise InputError(
-            f"The crop ({sized['crop']}) is larger than the resized image ({sized['resize']}).",
+            f"The crop ({found['crop']}) is larger than the resized image ({found['resize']}).",
             where="--crop",
         )
-    return sized
+    return found
 
 
-def _settings(recipe: str, settings: Mapping[str, Any]) -> TransferConfig:
+def settings_of(recipe: str, settings: Mapping[str, Any]) -> TransferConfig:
+    """A recipe's config of these values.
+
+    Raises:
+        InputError: an unknown recipe or setting, or a value that doesn't fit.
+    """
     kind = RECIPES.config(recipe)
     try:
         return kind.model_validate(dict(settings))  # type: ignore[no-any-return]

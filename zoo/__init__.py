@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["assign", "convert", "extract", "load", "neighbours", "pretrain", "publish"]
+__all__ = ["assign", "convert", "extract", "load", "neighbours", "pretrain", "publish", "publish_to", "pull"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +20,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".conversion", __name__).convert
     if name == "publish":
         return importlib.import_module(".pretrain.publish", __name__).publish_run
+    if name in ("publish_to", "pull"):
+        return getattr(importlib.import_module(".publishing", __name__), name)
     if name == "extract":
         return importlib.import_module(".extraction", __name__).extract
     if name == "assign":

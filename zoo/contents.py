@@ -12,7 +12,7 @@ from .weights.formats.base import Account, ForeignModel
 from .weights.load import bundle_tensors, open_bundle, read_foreign
 from .weights.reference import Reference, parse_reference
 
-__all__ = ["contents_of"]
+__all__ = ["bundle_contents", "contents_of"]
 
 
 def contents_of(
@@ -38,11 +38,11 @@ def contents_of(
         raise InputError("A random model has no contents of its own.", where=reference)
     if target.kind == "run":
         return _of_run(target)
-    bundle = open_bundle(target)
+    bundle = open_bundle(target, progress=progress, verify=verify)
     if bundle is None:
         return read_foreign(target, progress=progress, verify=verify)
     bundle.verify(full=verify)
-    return _of_bundle(bundle)
+    return bundle_contents(bundle)
 
 
 def _of_run(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
@@ -67,7 +67,8 @@ def _of_run(target: Reference) -> tuple[ForeignModel, dict[str, Any]]:
     return model, known
 
 
-def _of_bundle(bundle: Bundle) -> tuple[ForeignModel, dict[str, Any]]:
+def bundle_contents(bundle: Bundle) -> tuple[ForeignModel, dict[str, Any]]:
+    """``contents_of`` for a bundle whose files were verified."""
     info = bundle.info
 
     check_description(info, bundle.path / "zoo.json")

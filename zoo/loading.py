@@ -43,7 +43,8 @@ def load(
 
     Args:
         reference: ``org/name[@tag]``, a name of the catalog (``swav_resnet50.800ep``), a published folder, a
-            file of weights of any known layout, ``url:ADDRESS``, ``timm:NAME``, a run, ``random:ARCH`` or
+            file of weights of any known layout, ``hf:org/name[@revision]``, ``s3://bucket/org/name[@tag]`` or
+            any other address of a hub, ``url:ADDRESS``, ``timm:NAME``, a run, ``random:ARCH`` or
             ``supervised:ARCH``.
         num_classes: give the network a fresh classifier of this many classes.
         classifier: give it the trained classifier of this data set, ``imagenet1k``, where there is one; ``own``

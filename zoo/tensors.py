@@ -52,15 +52,22 @@ def standalone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def write_safetensors(
+    path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors to a new file, readable by everyone (safetensors itself makes it private).
+
+    Args:
+        path: the file.
+        tensors: by name.
+        metadata: a single key of the file's header; by default that these are torch's tensors.
 
     Raises:
         OSError: what the disk said; safetensors hides it in an exception of its own.
     """
     try:
         # One metadata key only: with several the bytes would differ from save to save.
-        save_file(tensors, path, metadata={"format": "pt"})
+        save_file(tensors, path, metadata=metadata or {"format": "pt"})
     except SafetensorError as error:
         match = re.search(r"(?:os error|Os \{ code:) (\d+)", str(error))  # two generations of the message
         if match:

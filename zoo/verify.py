@@ -42,7 +42,7 @@ _OF_A_BUNDLE = (
     "lineage",
 )
 _OF_A_FILE = ("safe", "format", "network", "values", "preprocessing", "licence")
-_KINDS = {"run": "a run", "url": "a file"}
+_KINDS = {"run": "a run", "url": "a file", "hf": "a published model", "hub": "a published model"}
 
 
 def verify(reference: str, *, progress: bool = True) -> Verification:

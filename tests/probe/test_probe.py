@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from tiny import half_jpeg, image_folder
@@ -16,7 +14,7 @@ from zoo.data.views.apply import normalize, resize_and_center
 from zoo.errors import InputError, RunError
 from zoo.models.factory import create_trunk
 from zoo.probe.features import source_features
-from zoo.probe.knn import knn_accuracy, knn_scores
+from zoo.probe.knn import knn_accuracy, knn_ranks, knn_scores, nearest
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.228, 0.224, 0.225)
 
@@ -51,34 +49,52 @@ def test_knn_is_the_definition(k, temperature):
     torch.testing.assert_close(single.double(), expected, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("k", [5, 20])
-@pytest.mark.parametrize("case", ["knn_plain", "knn_duplicates"])
-def test_knn_golden(shared, case, k):
-    index = json.loads((shared / "golden" / "index_detection.json").read_text("utf-8"))
-    entry = next(found for found in index["cases"] if found["id"] == case)
-    tensors = load_file(shared / "golden" / entry["file"])
-    take = {key.removeprefix(f"{case}/"): value for key, value in tensors.items() if key.startswith(case)}
-    expected = entry["args"]["expected"][f"k{k}"]
-    ambiguous = next(value for key, value in expected.items() if key.startswith("ambiguous"))
-    clear = torch.tensor([i for i in range(len(take["in/query"])) if i not in ambiguous])
-    got = knn_scores(take["in/query"], take["in/train"], take["in/train_labels"], entry["args"]["classes"], k)
-    tolerance = entry["tolerance"]["per_output"][f"k{k}_scores_div_exp_inv_T"]
-    wanted = take[f"out/k{k}_scores_div_exp_inv_T"]
-    torch.testing.assert_close(got[clear].double(), wanted[clear], **tolerance)
-    assert torch.equal(got.argmax(dim=1)[clear], take[f"out/k{k}_prediction"][clear])
-    accuracy = knn_accuracy(
-        take["in/query"], take["in/query_labels"], take["in/train"], take["in/train_labels"], k
-    )
-    assert 100 * accuracy == pytest.approx(expected["own_float64_top1_percent"], abs=1e-4)
-
-
 def test_knn_over_several_blocks_is_the_same(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     queries, bank = (torch.randn(n, 6, generator=generator) for n in (9, 30))
     labels = torch.randint(0, 4, (30,), generator=generator)
     whole = knn_scores(queries, bank, labels, 4, 5)
-    monkeypatch.setattr("zoo.probe.knn._BLOCK", 4)
-    torch.testing.assert_close(knn_scores(queries, bank, labels, 4, 5), whole)
+    alone = nearest(bank, bank, 5, leave_one_out=True)[1]
+    monkeypatch.setattr("zoo.probe.knn._QUERIES", 4)
+    for block in (3, 7, 30):
+        monkeypatch.setattr("zoo.probe.knn._BANK", block)
+        torch.testing.assert_close(knn_scores(queries, bank, labels, 4, 5), whole)
+        assert torch.equal(nearest(bank, bank, 5, leave_one_out=True)[1], alone)
+
+
+def test_each_image_is_asked_after_all_others():
+    generator = torch.Generator().manual_seed(1)
+    bank = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+    labels = torch.arange(12) % 3
+    ((_, _, ranks),) = knn_ranks(bank, labels, bank, labels, 3, [4], [0.1], leave_one_out=True)
+    for row in range(12):
+        others = [other for other in range(12) if other != row]
+        scores = knn_scores(bank[row : row + 1], bank[others], labels[others], 3, 4, 0.1)
+        better = int((scores[0] > scores[0, labels[row]]).sum())
+        assert ranks[row] == (better if scores[0, labels[row]] > 0 else 3)
+
+
+def test_lists_of_k_and_temperature_are_the_single_ones():
+    generator = torch.Generator().manual_seed(2)
+    queries, bank = (torch.randn(n, 6, generator=generator) for n in (20, 60))
+    labels, truth = (torch.randint(0, 6, (n,), generator=generator) for n in (60, 20))
+    several = list(knn_ranks(queries, truth, bank, labels, 6, [30, 5], [0.07, 0.5]))
+    assert [(k, t) for k, t, _ in several] == [(30, 0.07), (30, 0.5), (5, 0.07), (5, 0.5)]
+    for k, temperature, ranks in several:
+        ((_, _, alone),) = knn_ranks(queries, truth, bank, labels, 6, [k], [temperature])
+        assert torch.equal(ranks, alone)
+        scores = brute_force(queries.double(), bank.double(), labels, 6, k, temperature)
+        assert torch.equal(ranks == 0, scores.argmax(1) == truth)
+
+
+def test_a_class_without_votes_is_in_no_top_five():
+    """Six classes, three neighbours: of the other three none is fifth best."""
+    bank, labels = torch.eye(6), torch.arange(6)
+    query = torch.tensor([[3.0, 2.0, 1.0, 0.0, 0.0, 0.0]] * 2)
+    ((_, _, ranks),) = knn_ranks(query, torch.tensor([2, 4]), bank, labels, 6, [3], [0.07])
+    assert ranks.tolist() == [2, 6]
+    ((_, _, ranks),) = knn_ranks(query, torch.tensor([2, 4]), bank, labels, 6, [6], [0.0001])
+    assert ranks[0] < 5 and ranks[1] < 6  # all have a vote, however faint
 
 
 def test_knn_accuracy_counts_and_a_class_may_be_missing_from_the_bank():

@@ -98,7 +98,7 @@ def test_what_is_not_given_is_the_references():
         assert (config.epochs, config.batch_size, config.drop_at) == (120, 200, (80, 110))
         assert (config.lr, config.weight_decay) == ((2e-4,), (1e-5,))
         assert RECIPES.config("linear")(protocol=protocol, epochs=30, drop_at=(15, 25)).lr == (2e-4,)
-    config = RECIPES.config("linear")()
+    config = RECIPES.config("linear")().settled(1000)
     assert (config.protocol, config.epochs, config.drop_at, len(config.lr)) == ("cached", 100, (), 4)
 
 
@@ -157,7 +157,7 @@ def test_what_flatters_says_so_and_stays_out_of_the_card(command, small, greys):
         ("pixels:8", {"protocol": "amdim-train-bn"}, ["no BatchNorm", "--protocol amdim"]),
         (None, {"protocol": "amdim", "batch_size": 1}, ["batches of two", "batch_size"]),
         (None, {"protocol": "amdim", "lr": [0.1, 0.2]}, ["one learning rate"]),
-        (None, {"drop_at": [3]}, ["drop_at", "cosine"]),
+        (None, {"protocol": "amdim", "views": 2}, ["no views"]),
         (None, {"protocol": "amdim-bn"}, ["protocol"]),
     ],
 )
@@ -195,12 +195,12 @@ def test_a_wrong_word_is_one_message(command, small, greys):
     [
         ("knn", {}),
         ("linear", {"epochs": 20}),
-        ("linear", {"protocol": "exact", "epochs": 2, "lr": [0.1], "batch_size": 12}),
+        ("linear", {"protocol": "swav", "epochs": 2, "lr": [0.1], "batch_size": 12}),
         ("linear", {"protocol": "amdim", **FEW}),
         ("linear", {"protocol": "amdim-train-bn", **FEW}),
         ("semisup", {"fraction": 0.5, "epochs": 2, "batch_size": 6, "lr": 0.001}),
     ],
-    ids=["knn", "cached", "exact", "amdim", "amdim-train-bn", "semisup"],
+    ids=["knn", "cached", "swav", "amdim", "amdim-train-bn", "semisup"],
 )
 def test_amdims_encoder_is_a_trunk_like_any_other(encoder, greys, recipe, settings):
     result = transfer(recipe, model=encoder, dataset=str(greys), settings=settings)

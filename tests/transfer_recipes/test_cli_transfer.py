@@ -18,7 +18,7 @@ def test_json_and_table(command, small, greys, tmp_path):
     code, out, _ = command(*words, "--temperature", "0.1", "--seed", "3", "--out", tmp_path / "mine")
     assert code == 0 and "top1" in out and str(tmp_path / "mine" / "result.json") in out
     written = json.loads((tmp_path / "mine" / "result.json").read_text())
-    assert written["protocol"]["temperature"] == 0.1 and written["seeds"] == [3]
+    assert written["protocol"]["temperature"] == [0.1] and written["seeds"] == [3]
     assert written["protocol"]["k"] == [20]
 
 

@@ -42,7 +42,11 @@ def fingerprint(module):
     [
         ("knn", {"k": [1, 5]}),
         ("linear", {"epochs": 5}),
-        ("linear", {"protocol": "exact", "epochs": 2, "lr": [0.1], "batch_size": 12}),
+        ("linear", {"protocol": "swav", "epochs": 2, "lr": [0.1], "batch_size": 12}),
+        (
+            "linear",
+            {"epochs": 2, "stages": ["layer1", "layer3", "final"], "norm": ["none", "batch"], "views": 1},
+        ),
     ],
 )
 def test_a_frozen_trunk_stays_as_it_was(small, greys, recipe, settings):  # case 32
@@ -77,6 +81,7 @@ def test_a_result_holds_its_evidence(small, greys, recipe, tmp_path):
         "weights_sha256",
         "dataset",
         "metrics",
+        "intervals",
         "protocol",
         "preprocessing",
         "seeds",
@@ -88,7 +93,20 @@ def test_a_result_holds_its_evidence(small, greys, recipe, tmp_path):
         "created",
     }
     assert written["recipe"] == recipe and written["dataset"] == "greys"
-    assert written["protocol"] == RECIPES.config(recipe)(**FAST[recipe]).model_dump(mode="json")
+    config = RECIPES.config(recipe)(**FAST[recipe])
+    settled = {"knn": lambda: config, "linear": lambda: config.settled(36)}.get(
+        recipe, lambda: config.settled(18, 0.5)
+    )()
+    assert written["protocol"] == settled.model_dump(mode="json")
+    assert written["protocol"].get("protocol") in (None, "cached", "small")
+    for name in ("top1", "top5"):
+        low, high = written["intervals"][name]
+        assert 0 <= low <= written["metrics"][name] <= high <= 1
+    hashes = written["data"]["split_sha256"]
+    assert len(hashes["train"]) == len(hashes["val"]) == 64 and hashes["train"] != hashes["val"]
+    if recipe != "semisup":
+        trunk = written["details"]["trunk_sha256"]
+        assert trunk["before"] == trunk["after"] == written["weights_sha256"]
     assert written["seeds"] == [0]
     assert written["weights_sha256"] == zoo.load(small, progress=False).zoo_info["weights_sha256"]
     assert written["data"]["classes"] == 3 and written["data"]["class_names"] == ["a", "b", "c"]
@@ -131,8 +149,11 @@ def test_pictures_without_a_rule_are_told_apart_by_chance(tmp_path):
 
 def test_several_k_at_once(small, greys):
     metrics = transfer("knn", model=small, dataset=str(greys), settings={"k": [1, 5, 200]})["metrics"]
-    assert set(metrics) == {"top1", "top1_k1", "top1_k5", "top1_k200"}
+    assert set(metrics) == {f"{top}{k}" for top in ("top1", "top5") for k in ("", "_k1", "_k5", "_k200")}
     assert metrics["top1"] == metrics["top1_k1"]
+    settings = {"k": 1, "temperature": [0.1, 1.0]}
+    metrics = transfer("knn", model=small, dataset=str(greys), settings=settings)["metrics"]
+    assert set(metrics) == {f"{top}{t}" for top in ("top1", "top5") for t in ("", "_t0.1", "_t1")}
 
 
 def test_the_linear_recipe_chooses_without_the_test_images(small, greys):
@@ -145,11 +166,6 @@ def test_the_linear_recipe_chooses_without_the_test_images(small, greys):
     other = open_context(small, str(greys))
     other.labelled = dataclasses.replace(other.labelled, val=other.train)
     assert RECIPES.code("linear")(other, config)["chosen"] == first["chosen"]
-
-
-def test_the_exact_protocol_takes_one_rate(small, greys):
-    with pytest.raises(InputError, match="one learning rate"):
-        transfer("linear", model=small, dataset=str(greys), settings={"protocol": "exact", "lr": [0.1, 0.2]})
 
 
 def test_a_training_that_diverges_is_flagged_and_written(noise, tmp_path):

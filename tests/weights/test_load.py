@@ -142,7 +142,7 @@ def test_the_transform_and_extraction_agree(tmp_path):
         Image.fromarray(pixels).save(tmp_path / f"{index}.png")
     publish()
     model = load("me/small").eval()
-    found = zoo.extract("me/small", str(tmp_path))["features"]
+    found = zoo.extract("me/small", str(tmp_path), exact=True)["features"]
     transform = model.transforms()
     with torch.no_grad():
         batch = torch.stack([transform(Image.open(tmp_path / f"{index}.png")) for index in range(3)])

@@ -14,7 +14,7 @@ from zoo.keyed import keyed_key, keyed_permutation, keyed_uniforms
 
 __all__ = ["photos_voc", "write_photos_voc"]
 
-_VERSION = 1
+_VERSION = 2
 _COUNTS = {"trainval": 48, "test": 24}
 _HEIGHT, _WIDTH = 192, 256
 _OBJECTS = ("coffee", "chelsea", "astronaut", "coins", "rocket", "ihc")
@@ -84,8 +84,8 @@ def _compose(
 
 def _annotation(name: str, boxes: list[tuple[str, tuple[int, int, int, int]]]) -> str:
     objects = "".join(
-        f"<object><name>{label}</name><difficult>0</difficult><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin>"
-        f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>"
+        f"<object><name>{label}</name><pose>Unspecified</pose><difficult>0</difficult><bndbox>"
+        f"<xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>"
         for label, (x1, y1, x2, y2) in boxes
     )
     size = f"<size><width>{_WIDTH}</width><height>{_HEIGHT}</height><depth>3</depth></size>"

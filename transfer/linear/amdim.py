@@ -22,18 +22,19 @@ from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
 from zoo.models.heads import feature_classifier
 from zoo.pretrain.losses.amdim import classifier_cost
 from zoo.probe.features import eval_mode, source_features
-from zoo.tensors import seeded
+from zoo.probe.scores import true_ranks
+from zoo.tensors import kept_buffers, seeded
 
 from ..datasets import SubsetImages
+from ..intervals import accuracies
 from ..run import Context
-from .common import accuracies, augmented
+from .common import augmented
 from .config import LinearConfig
 
-__all__ = ["amdim_view", "kept_buffers", "norms_learning", "run_evaluators"]
+__all__ = ["amdim_view", "norms_learning", "run_evaluators"]
 
 _HIDDEN, _DROPOUT = 1024, 0.2  # of the MLP
 _BETAS = (0.8, 0.999)
-_DROP = 0.2
 _REFRESHED = 50  # batches of test images that the norms see before a test
 _FLATTERS = (
     "the authors' protocol: the trunk's BatchNorm uses each batch's statistics in training, and test images "
@@ -64,7 +65,7 @@ def run_evaluators(context: Context, config: LinearConfig) -> dict[str, Any]:
         )
     mode = norms_learning if learning else eval_mode
     plan = amdim_view(int(context.preprocessing["crop"]), len(context.preprocessing["mean"]))
-    batches, steps = augmented(context, config, plan, mode)
+    batches, steps = augmented(context, context.train, plan, config.batch_size, config.seed, mode=mode)
     # Dropout draws from this seed, too.
     with kept_buffers(context.trunk), seeded(keyed_seed(config.seed, "classifier")):
         features = context.trunk.num_features if learning else context.features("val")[0].shape[1]
@@ -72,7 +73,7 @@ def run_evaluators(context: Context, config: LinearConfig) -> dict[str, Any]:
         optimizer = torch.optim.Adam(
             classifiers.parameters(), config.lr[0], betas=_BETAS, weight_decay=config.weight_decay[0]
         )
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.drop_at), _DROP)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.drop_at), config.drop)
         losses = torch.zeros(len(classifiers))
         for epoch in range(config.epochs):
             losses.zero_()
@@ -90,13 +91,17 @@ def run_evaluators(context: Context, config: LinearConfig) -> dict[str, Any]:
             queries, labels = context.features("val")
     classifiers.eval()
     metrics: dict[str, float | None] = {}
+    hits: dict[str, torch.Tensor] = {}
     for name, loss in zip(classifiers, losses.tolist(), strict=True):
         start = "" if name == "linear" else f"{name}_"
         with torch.no_grad():
-            found = accuracies(classifiers[name](queries), labels)
-        known = {**found, "train_loss": loss if math.isfinite(loss) else None}
-        metrics |= {f"{start}{key}": value for key, value in known.items()}
+            ranks = true_ranks(classifiers[name](queries), labels)
+        mine = {f"{start}top{n}": ranks < n for n in (1, 5)}
+        hits |= mine
+        metrics |= accuracies(mine)
+        metrics[f"{start}train_loss"] = loss if math.isfinite(loss) else None
     return {
+        "hits": hits,
         "metrics": metrics,
         "trunk": "BatchNorm in train mode, all else in eval mode" if learning else "eval mode",
         "flatters": _FLATTERS if learning else None,
@@ -133,18 +138,6 @@ def norms_learning(trunk: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in before:
             module.training = mode
-
-
-@contextlib.contextmanager
-def kept_buffers(trunk: nn.Module) -> Iterator[None]:
-    """Whatever happens to a network's buffers, they are what they were afterwards."""
-    before = [(buffer, buffer.clone()) for buffer in trunk.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in before:
-                buffer.copy_(values)
 
 
 def _norms(trunk: nn.Module) -> list[_BatchNorm]:

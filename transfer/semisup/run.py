@@ -1,87 +1,46 @@
-"""The semi-supervised recipe: fine-tune on a balanced share of the labels."""
+"""The semi-supervised recipe: fine-tune on a given list, or on a balanced share of the labels."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional as F
 
-from zoo.data.loader import EpochOrder, view_batches
 from zoo.data.source import ImageSource
-from zoo.data.views.apply import normalize
-from zoo.data.views.maker import PlannedViews
-from zoo.data.views.presets import crop_and_flip
 from zoo.errors import InputError
-from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
-from zoo.models.foreign import put_classifier
-from zoo.probe.features import source_features
-from zoo.tensors import seeded
+from zoo.keyed import keyed_key, keyed_permutation
 
 from ..datasets import SubsetImages
+from ..labels import labels_of, split_sha256
 from ..run import Context
 from .config import SemisupConfig
+from .training import check_tunable, fine_tune
 
 __all__ = ["balanced_share", "listed_images", "run"]
 
 
 def run(context: Context, config: SemisupConfig) -> dict[str, Any]:
-    """Top-1 of the last epoch on the test images."""
-    if not any(True for _ in context.trunk.parameters()):
-        raise InputError(
-            "Raw pixels have nothing to fine-tune.",
-            where="--model",
-            fix="judge them by knn or linear, or pass another model",
-        )
+    """Top-1 and top-5 of the last and of the best epoch on the test images.
+
+    Raises:
+        InputError: nothing to fine-tune, a list that doesn't fit the images, or too few for a batch.
+    """
+    check_tunable(context, len(context.train))
     if config.labels:
         chosen = listed_images(context.train, Path(config.labels).expanduser())
     else:
         chosen = balanced_share(context.train, config.fraction, config.seed)
+    check_tunable(context, len(chosen))
     labelled = SubsetImages(context.train, chosen)
-    how = context.preprocessing
-    network = context.trunk
-    with seeded(keyed_seed(config.seed, "classifier")):
-        head = nn.Linear(network.num_features, context.classes)
-        nn.init.normal_(head.weight, std=0.01)
-    nn.init.zeros_(head.bias)
-    device = next(network.parameters()).device
-    put_classifier(network, head.to(device))
-    trunk_parameters = [p for name, p in network.named_parameters() if not name.startswith("fc.")]
-    optimizer = torch.optim.SGD(
-        [{"params": trunk_parameters, "lr": config.lr}, {"params": head.parameters(), "lr": config.lr_head}],
-        momentum=0.9,
-    )
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(config.decay_epochs), config.decay)
-    maker = PlannedViews(crop_and_flip(int(how["crop"])))
-    order = EpochOrder(len(labelled), min(config.batch_size, len(labelled)), config.seed)
-    batches = view_batches(
-        labelled, maker, order, first_step=0, last_step=order.batches * config.epochs, workers=context.workers
-    )
-    network.train()
-    total = 0.0
-    for step, batch in enumerate(batches):
-        images = normalize(batch.views[0].to(device), tuple(how["mean"]), tuple(how["std"]))
-        loss = F.cross_entropy(network(images), batch.labels.to(device))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        total = float(loss.detach())
-        if (step + 1) % order.batches == 0:
-            schedule.step()
-    logits, labels = source_features(network, context.val, how, 64, finite=False)
+    share = len(chosen) / len(context.train) if config.labels else config.fraction
+    config = config.settled(len(chosen), share)
     return {
-        "metrics": {
-            "top1": float((logits.argmax(dim=1) == labels).double().mean()),
-            "train_loss": total if math.isfinite(total) else None,
-        },
-        "labelled_images": len(labelled),
-        "head": "the pretraining head was dropped, as expected; the classifier is new",
-        "diverged": not math.isfinite(total),
+        "settled": config,
+        **fine_tune(context, labelled, config),
+        "labelled_sha256": split_sha256(labelled),
+        "labelled_classes": len(np.unique(labels_of(labelled))),
     }
 
 
@@ -123,7 +82,7 @@ def listed_images(source: ImageSource, file: Path) -> list[int]:
 
 def balanced_share(source: ImageSource, fraction: float, seed: int) -> list[int]:
     """Ids of the same share of every class (at least one image each), drawn by key, sorted."""
-    labels = np.array([source.label(index) for index in range(len(source))])
+    labels = labels_of(source)
     chosen: list[int] = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

@@ -72,6 +72,11 @@ class ParquetImages:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": OrderedDict(), "_files": {}}
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the files."""
+        return self._paths
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_SAVED, InputError, RunError
 
-__all__ = ["launch", "leave_for_good", "run_worker"]
+__all__ = ["die_with_parent", "launch", "leave_for_good", "run_worker"]
 
 log = logging.getLogger("zoo")
 
@@ -257,14 +257,19 @@ def run_worker(folder: str, restart: int, threads: int) -> None:
     if rank != "0":
         os.dup2(2, 1)
         sys.stdout = sys.stderr
-    with contextlib.suppress(OSError, AttributeError):  # where there is no prctl a killed launch leaves them
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+    die_with_parent()
     try:
         _run_as_main(sys.argv[1:])
     except SystemExit as leaving:
         if leaving.code not in _LEFT_ON_REQUEST:
             raise
         Path(folder, f"left-{rank}").write_text(str(leaving.code))
+
+
+def die_with_parent() -> None:
+    """Let this process get SIGTERM when the one that started it ends, killed or not."""
+    with contextlib.suppress(OSError, AttributeError):  # where there is no prctl a killed launch leaves them
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
 
 
 def _run_as_main(command: list[str]) -> None:

@@ -17,6 +17,14 @@ __all__ = ["explained_memory"]
 
 _GIGA = 2**30
 _CPU_SIGN = "DefaultCPUAllocator"
+_ADVICE = (
+    "what a step needs grows with these pixels. From the least change to the greatest, with what is left "
+    "of a ResNet-50's memory: --set engine.accumulate=2 (the same batch in two parts: 50 %; in four: 29 %), "
+    "--set engine.activation_checkpointing=true (activations are computed twice: 49 %), "
+    "--precision bfloat16 (50 % of float32), all three (14 %), smaller or fewer crops (views.size, "
+    "views.count; 2x224 alone: 78 % of 2x224+6x96), or a smaller --batch-size (half: 51 %; with "
+    "optimizer.lr in proportion)"
+)
 
 
 @contextlib.contextmanager
@@ -24,7 +32,7 @@ def explained_memory(batch: Any, device: torch.device) -> Iterator[None]:
     """Turn running out of memory into what to change.
 
     Args:
-        batch: what was trained on (``zoo.data.loader.Batch``).
+        batch: what was trained on (``zoo.data.loader.Batch``); its ``memory_advice``, if it has one, is given.
         device: where.
 
     Raises:
@@ -41,12 +49,7 @@ def explained_memory(batch: Any, device: torch.device) -> Iterator[None]:
         raise RunError(
             f"Memory ran out on {device} in a step of {batch.size} images ({views}; {pixels / 1e6:.0f} million "
             f"pixels){_used(device)}.",
-            fix="what a step needs grows with these pixels. From the least change to the greatest, with what is left "
-            "of a ResNet-50's memory: --set engine.accumulate=2 (the same batch in two parts: 50 %; in four: 29 %), "
-            "--set engine.activation_checkpointing=true (activations are computed twice: 49 %), "
-            "--precision bfloat16 (50 % of float32), all three (14 %), smaller or fewer crops (views.size, "
-            "views.count; 2x224 alone: 78 % of 2x224+6x96), or a smaller --batch-size (half: 51 %; with "
-            "optimizer.lr in proportion)",
+            fix=getattr(batch, "memory_advice", _ADVICE),
         ) from error
 
 

@@ -115,6 +115,8 @@ def split_classifier(
 
 def _public_name(source: str) -> str:
     source = without_credentials(source)
+    if source.startswith("hf:"):  # public, and what a card names as the base
+        return source
     return Path(source).name if "/" in source else source
 
 

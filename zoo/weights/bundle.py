@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ __all__ = [
     "Description",
     "config_of",
     "read_bundle",
+    "read_sums",
     "timm_builds",
     "weights_digest",
     "write_bundle",
@@ -119,11 +121,15 @@ class Description:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle on disk whose listing was checked (not yet its bytes)."""
+    """A bundle on disk whose listing was checked (not yet its bytes).
+
+    ``links_into`` is the folder that its files may be links into; a bundle holds no others.
+    """
 
     path: Path
     sums: dict[str, str]
     info: dict[str, Any]
+    links_into: Path | None = None
 
     @property
     def weights(self) -> Path:
@@ -170,7 +176,7 @@ class Bundle:
         Raises:
             InputError: a file is damaged, missing or replaced by a link.
         """
-        stamps = {name: _stamp(self.path / name) for name in (*self.sums, SUMS)}
+        stamps = {name: _stamp(self.path / name, self.links_into) for name in (*self.sums, SUMS)}
         receipt = cache_home() / "receipts" / f"{_digest_of(str(self.path.resolve()))}.json"
         expected = {"sums": self.sums, "stamps": stamps}
         if not full and receipt.is_file():
@@ -198,8 +204,8 @@ def _damaged(file: Path) -> InputError:
     )
 
 
-def _stamp(file: Path) -> list[int]:
-    if file.is_symlink():
+def _stamp(file: Path, links_into: Path | None = None) -> list[int]:
+    if file.is_symlink() and not _leads_into(file, links_into):
         raise InputError(
             "A bundle holds no links, but this is one.", where=file, fix="publish or pull the model again"
         )
@@ -212,12 +218,41 @@ def _stamp(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
+def _leads_into(link: Path, folder: Path | None) -> bool:
+    return folder is not None and os.path.dirname(
+        os.path.abspath(link.parent / os.readlink(link))
+    ) == os.path.abspath(folder)
+
+
 def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_sums(file: Path) -> dict[str, str]:
+    """``SHA256SUMS``: file name -> hash, in the order of the list.
+
+    Raises:
+        InputError: a line can't be right, or names a file outside the folder.
+    """
+    sums: dict[str, str] = {}
+    for line in file.read_text("utf-8", errors="replace").removesuffix("\n").split("\n"):
+        match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if match is None or Path(match[2]).name != match[2] or match[2] in (".", ".."):
+            raise InputError(
+                f"SHA256SUMS has a line that can't be right: {line[:80]!r}.",
+                where=file,
+                fix="publish or pull the model again",
+            )
+        sums[match[2]] = match[1]
+    return sums
+
+
+def read_bundle(path: Path, links_into: Path | None = None) -> Bundle:
     """Open a bundle and check its listing.
+
+    Args:
+        path: its folder.
+        links_into: a folder that its files may be links into, as those of a download cache are.
 
     Raises:
         InputError: not a bundle, one of a future schema, or one that names files outside itself.
@@ -227,23 +262,14 @@ def read_bundle(path: Path) -> Bundle:
         raise InputError("A bundle can't be a link.", where=path)
     if not sums_file.is_file() or not zoo_file.is_file():
         raise InputError("This folder is not a published model (no SHA256SUMS and zoo.json).", where=path)
-    sums: dict[str, str] = {}
-    _stamp(sums_file)
-    for line in sums_file.read_text("utf-8", errors="replace").removesuffix("\n").split("\n"):
-        match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
-        if match is None or Path(match[2]).name != match[2] or match[2] in (".", ".."):
-            raise InputError(
-                f"SHA256SUMS has a line that can't be right: {line[:80]!r}.",
-                where=sums_file,
-                fix="publish or pull the model again",
-            )
-        sums[match[2]] = match[1]
+    _stamp(sums_file, links_into)
+    sums = read_sums(sums_file)
     for name in (WEIGHTS, "zoo.json"):
         if name not in sums:
             raise InputError(
                 f"SHA256SUMS does not list {name}.", where=sums_file, fix="publish or pull the model again"
             )
-    _stamp(zoo_file)
+    _stamp(zoo_file, links_into)
     # The description is believed before the other files are checked, so it is checked here.
     if sha256_of(zoo_file) != sums[zoo_file.name]:
         raise _damaged(zoo_file)
@@ -258,7 +284,7 @@ def read_bundle(path: Path) -> Bundle:
             where=zoo_file,
             fix="update the toolkit" if isinstance(schema, int) and schema > SCHEMA else None,
         )
-    return Bundle(path, sums, info)
+    return Bundle(path, sums, info, links_into)
 
 
 def write_bundle(

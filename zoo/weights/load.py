@@ -22,7 +22,7 @@ from .description import check_description, check_preprocessing
 from .fill import STANDARD_PREPROCESSING, Build, fill_trunk
 from .formats import identify, read_classifier, read_model
 from .formats.base import ForeignModel, Network
-from .hubs.local import LocalHub
+from .hubs import HUBS
 from .hubs.url import fetch, forbidden
 from .lock import lock_path
 from .reference import Reference
@@ -62,7 +62,7 @@ def load_trunk(
     """
     if target.kind == "random":
         return _random(target, build, classifier)
-    bundle = open_bundle(target)
+    bundle = open_bundle(target, progress=progress, verify=verify)
     if bundle is not None:
         return _from_bundle(bundle, target, build, classifier, verify)
     model, more = read_foreign(target, progress=progress, verify=verify)
@@ -144,14 +144,21 @@ def _random_seed(target: Reference) -> int:
 # --- published by the zoo ---
 
 
-def open_bundle(target: Reference) -> Bundle | None:
+def open_bundle(target: Reference, *, progress: bool = True, verify: bool = False) -> Bundle | None:
     """The bundle that a reference means, its listing checked; none where it means anything else.
+
+    Args:
+        target: what is wanted; it is fetched if it isn't on this machine.
+        progress: say on standard error what is downloaded.
+        verify: of what was fetched before, read and hash every byte.
 
     Raises:
         InputError: no such model or folder, or one whose listing is damaged.
+        RunError: a download failed.
     """
-    if target.kind == "local":
-        return LocalHub().resolve(target.name, target.revision)
+    if target.kind in HUBS:
+        fetch_model: Callable[..., Bundle] = HUBS.code(target.kind)
+        return fetch_model(target.name, target.revision, progress=progress, verify=verify)
     if target.kind != "path":
         return None
     path = Path(target.name).expanduser().resolve()  # a link that the user typed is his own

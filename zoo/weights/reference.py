@@ -1,24 +1,29 @@
 """What a user may call a model: ``[KIND:]name[@revision]``, where the kind can mostly be seen.
 
-``local:`` org/name of the local hub; ``catalog:`` a released one (``swav_resnet50.800ep``); ``path:`` a published
+``local:`` org/name of the local hub; ``hf:`` org/name of the Hugging Face hub; ``hub:`` org/name
+below an address of any store; ``catalog:`` a released one (``swav_resnet50.800ep``); ``path:`` a published
 folder or a file of weights; ``run:``; ``url:``; ``timm:``; ``random:`` and ``supervised:`` with an architecture.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..addresses import without_credentials
 from ..errors import InputError, did_you_mean
 from .bundle import SUMS, WEIGHTS
 from .catalog import CATALOG
+from .hubs.folder import split_address
+from .hubs.hf_client import check_repo_name
 from .hubs.local import LocalHub
 from .hubs.transport import shown
 
 __all__ = ["KINDS", "Reference", "parse_reference"]
 
-KINDS = ("local", "catalog", "path", "file", "run", "url", "timm", "random", "supervised")
+KINDS = ("local", "hf", "hub", "catalog", "path", "file", "run", "url", "timm", "random", "supervised")
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,19 @@ class Reference:
     def __str__(self) -> str:
         if self.kind == "url":
             return f"url:{shown(self.name)}"  # without user, password and query
+        if self.kind == "hub":
+            return f"hub:{without_credentials(self.name)}" + (f"@{self.revision}" if self.revision else "")
         return f"{self.kind}:{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+def _is_address_of_a_hub(kind: str, rest: str) -> bool:
+    """Any address but those of the web: ``s3://``, ``gs://``, ``memory://``; of ``file://`` those in a hub."""
+    if not rest.startswith("//"):
+        return False
+    if kind == "file":
+        folder, _, last = rest[2:].rpartition("/")
+        return _exists(Path(folder, last.partition("@")[0], "refs.json"))
+    return kind not in ("http", "https", *KINDS) and re.fullmatch(r"[A-Za-z0-9+.-]+", kind) is not None
 
 
 def _exists(path: Path) -> bool:
@@ -60,12 +77,17 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
             "A model is named by a text or a path.", where=repr(text), fix="`zoo list` shows what there is"
         )
     kind, colon, rest = text.partition(":")
+    if kind == "hub" or _is_address_of_a_hub(kind, rest):
+        root, name, revision = split_address(text.removeprefix("hub:"))
+        return Reference("hub", f"{root}/{name}", revision)
     if colon and kind in KINDS:
         if not rest:
             raise InputError("The reference names no model.", where=text)
         if kind in ("path", "file", "run", "url", "timm"):
             return Reference(kind, rest)
         name, _, revision = rest.partition("@")
+        if kind == "hf":
+            check_repo_name(name)
         return Reference(kind, name, revision or None)
     if kind in ("https", "http") and rest.startswith("//"):
         return Reference("url", text)
@@ -98,10 +120,12 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
         return Reference("catalog", text)
     tags = [card for card in CATALOG if card.startswith(f"{text}.")]
     near = f"say which: {', '.join(tags)}. " if tags else ""
+    elsewhere = f"on the Hugging Face hub it is hf:{text}; " if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
     raise InputError(
         "This is neither a path that exists, nor a model in the local hub, nor one of the catalog.",
         where=text,
         fix=(near or did_you_mean(name, [*known, *CATALOG], count=3, likeness=0.4))
+        + elsewhere
         + "`zoo list` shows what there is; "
         "random:resnet50 and supervised:resnet50 are models too",
     )

@@ -22,7 +22,7 @@ from ...files import disk_errors, read_json, whole_folder, write_json
 from ...homes import hub_home
 from ..bundle import SUMS, Bundle, read_bundle
 
-__all__ = ["LATEST", "LocalHub", "Published", "check_name"]
+__all__ = ["LATEST", "LocalHub", "Published", "check_name", "fetch_model"]
 
 LATEST = "latest"
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
@@ -164,7 +164,7 @@ class LocalHub:
         """
         folder = self._folder(name)
         if tag is not None:
-            self._check_tag(tag)
+            self.check_tag(tag)
         with disk_errors("Publishing", folder), self._locked(folder):
             (folder / "revisions").mkdir(exist_ok=True)
             self._sweep(folder)
@@ -192,7 +192,7 @@ class LocalHub:
 
     def tag(self, name: str, revision: str | None, tag: str, force: bool = False) -> str:
         """Give a revision a second name; returns the revision."""
-        self._check_tag(tag)
+        self.check_tag(tag)
         folder = self._folder(name)
         found = self.resolve(name, revision).path.name
         with disk_errors("Tagging", folder), self._locked(folder):
@@ -240,7 +240,12 @@ class LocalHub:
         return True
 
     @staticmethod
-    def _check_tag(tag: str) -> None:
+    def check_tag(tag: str) -> None:
+        """Refuse what can't be a tag.
+
+        Raises:
+            InputError: it can't.
+        """
         if tag == LATEST or _REVISION.fullmatch(tag) or not _PART.fullmatch(tag):
             raise InputError(
                 "A tag is a short word other than `latest`, of letters, digits, '.', '_' and '-'.", where=tag
@@ -271,6 +276,17 @@ class LocalHub:
                     return
             finally:
                 os.close(handle)
+
+
+def fetch_model(
+    name: str, revision: str | None = None, *, progress: bool = True, verify: bool = False
+) -> Bundle:
+    """A model of the user's hub; nothing has to be fetched.
+
+    Raises:
+        InputError: no such model or revision.
+    """
+    return LocalHub().resolve(name, revision)
 
 
 def _read_tags(file: Path) -> dict[str, str]:

@@ -1,0 +1,125 @@
+"""Images with boxes, whatever they were annotated in. No torch here.
+
+Boxes are float64 (N, 4) edges x1, y1, x2, y2 in pixels counted from 0: a VOC box of the pixels 1 to 10 is 0 to 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["BoxSet", "Objects", "Picture", "Problem"]
+
+
+@dataclass
+class Objects:
+    """What is in one image.
+
+    Args:
+        boxes: float64 (N, 4).
+        labels: int64 (N,), indices into the set's classes.
+        difficult: VOC's flag, bool (N,): trained on, neither right nor wrong in a test.
+        crowd: COCO's flag, bool (N,): not trained on, absorbs detections in a test.
+        areas: float64 (N,), COCO's areas of the masks; those of the boxes elsewhere.
+        masks: of each object COCO's segmentation, or None where there are none.
+    """
+
+    boxes: np.ndarray
+    labels: np.ndarray
+    difficult: np.ndarray
+    crowd: np.ndarray
+    areas: np.ndarray
+    masks: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def chosen(self, rows: np.ndarray) -> Objects:
+        """Some of them, by index or by a mask of bool."""
+        index = np.flatnonzero(rows) if rows.dtype == bool else rows
+        masks = None if self.masks is None else [self.masks[i] for i in index]
+        boxes, labels, areas = self.boxes[index], self.labels[index], self.areas[index]
+        return Objects(boxes, labels, self.difficult[index], self.crowd[index], areas, masks)
+
+
+@dataclass
+class Picture:
+    """An image: its ``name`` for people, its file, what the annotations say of its size, and its objects."""
+
+    name: str
+    path: Path
+    size: tuple[int, int] | None
+    """(height, width), if the annotations give it."""
+    objects: Objects
+    number: int = 0
+    """COCO's image id; otherwise its place in the list."""
+    where: Path | None = None
+    """The file of its annotations."""
+
+
+@dataclass
+class BoxSet:
+    """One set of images.
+
+    Args:
+        kind: ``voc``, ``coco`` or ``table``.
+        name: of the split, for people.
+        classes: their names, in the order of the labels.
+        pictures: in the order of the list.
+        numbers: the category id of each class (COCO), saved and exported back.
+        notes: what was dropped or assumed, counted.
+        ap: how AP is computed by default: ``11-point`` (VOC 2007), ``area`` or ``coco``.
+    """
+
+    kind: str
+    name: str
+    classes: tuple[str, ...]
+    pictures: list[Picture]
+    numbers: tuple[int, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    ap: str = "area"
+    expected: int | None = None
+    """How many images the published set has."""
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def chosen(self, rows: Sequence[int]) -> BoxSet:
+        """The same set with some of its pictures."""
+        kept = [self.pictures[row] for row in rows]
+        return BoxSet(
+            self.kind, self.name, self.classes, kept, self.numbers, list(self.notes), self.ap, self.expected
+        )
+
+    @property
+    def has_masks(self) -> bool:
+        return any(picture.objects.masks is not None for picture in self.pictures)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Names, objects and file sizes of the images."""
+        digest = hashlib.sha256()
+        for picture in self.pictures:
+            objects = picture.objects
+            size = picture.path.stat().st_size if picture.path.is_file() else -1
+            digest.update(f"{picture.name} {size} {len(objects)}\n".encode())
+            for values in (objects.boxes, objects.labels, objects.difficult, objects.crowd):
+                digest.update(np.ascontiguousarray(values).tobytes())
+        return {"kind": self.kind, "split": self.name, "count": len(self), "sha256": digest.hexdigest()}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with the data: what, where, what helps. ``fatal`` ones forbid training."""
+
+    what: str
+    where: str
+    fix: str | None = None
+    fatal: bool = True
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {"what": self.what, "where": self.where, "fix": self.fix, "fatal": self.fatal}

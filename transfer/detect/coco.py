@@ -1,0 +1,230 @@
+"""COCO's layout on disk: one JSON file of annotations for a folder of images. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import InputError, did_you_mean
+from zoo.files import read_json
+
+from .annotations import BoxSet, Objects, Picture, Problem
+
+__all__ = ["coco_parts", "find_coco", "read_coco"]
+
+_COUNTS = {"train2017": 118287, "val2017": 5000}
+_SAMPLES = 5
+
+
+def find_coco(folder: Path, splits: Sequence[str] = ("train2017", "val2017")) -> Path:
+    """The folder that holds ``annotations/instances_*.json``: what the user named, or ``coco`` in it.
+
+    Raises:
+        InputError: neither; what was tried is listed.
+    """
+    tried = [folder, folder / "coco"]
+    for candidate in tried:
+        if (candidate / "annotations").is_dir():
+            return candidate
+    packed = sorted(str(path) for path in folder.glob("*.zip")) if folder.is_dir() else []
+    raise InputError(
+        "No COCO folder (annotations/instances_*.json beside the folders of images) is there.",
+        where=", ".join(str(path / "annotations" / f"instances_{splits[0]}.json") for path in tried),
+        fix=f"unpack {', '.join(packed)} there"
+        if packed
+        else f"pass the folder that holds annotations, {splits[0]} and {splits[-1]}",
+    )
+
+
+def coco_parts(folder: Path, split: str) -> tuple[Path, Path] | None:
+    """The annotations and the images of a split, wherever people keep them; None if there are none."""
+    for root in (folder, folder / "coco"):
+        below = [root / split, root / "images" / split, root / "images"]
+        for file, homes in (
+            (root / "annotations" / f"instances_{split}.json", below),
+            (root / "annotations" / f"{split}.json", below),
+            (root / split / "_annotations.coco.json", [root / split]),
+            (root / f"{split}.json", [*below, root]),
+        ):
+            if file.is_file():
+                return file, next((home for home in homes if home.is_dir()), homes[0])
+    return None
+
+
+def read_coco(file: Path, images: Path, split: str, like: BoxSet | None, problems: list[Problem]) -> BoxSet:
+    """Read a split.
+
+    Args:
+        file: its annotations.
+        images: the folder of its images.
+        split: for people.
+        like: the training set, whose classes this one must have.
+        problems: what is wrong is added to it, all of it at once.
+
+    Raises:
+        InputError: the file is no COCO annotation file at all.
+    """
+    try:
+        content = read_json(file)
+        pictures, categories = content["images"], content["categories"]
+        annotations = content.get("annotations", [])
+        numbers = sorted(int(category["id"]) for category in categories)
+        name_of = {int(category["id"]): str(category["name"]) for category in categories}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"This is no COCO file of instances ({type(error).__name__}: {error}).",
+            where=file,
+            fix="it needs images, annotations and categories; captions and keypoints are other files",
+        ) from None
+    notes: list[str] = []
+    label_of = _labels(name_of, numbers, like, file, notes, problems)
+    classes = like.classes if like is not None else tuple(name_of[number] for number in numbers)
+    of_image: dict[Any, list[dict[str, Any]]] = {picture["id"]: [] for picture in pictures}
+    _sort_in(annotations, of_image, label_of, file, problems)
+    present = {path.name for path in images.iterdir()} if images.is_dir() else set()
+    files = [str(picture["file_name"]) for picture in pictures]
+    missing = [name for name in files if Path(name).name not in present and not (images / name).is_file()]
+    if missing:
+        problems.append(_missing(missing, len(pictures), len(present), images))
+    gone = set(missing)
+    found = [
+        Picture(
+            name,
+            images / name,
+            _size(picture),
+            _objects(of_image[picture["id"]], label_of, file, problems),
+            picture["id"],
+            file,
+        )
+        for picture, name in zip(pictures, files, strict=True)
+        if name not in gone
+    ]
+    own = like.numbers if like is not None else tuple(numbers)
+    return BoxSet("coco", split, classes, found, own, notes, "coco", _COUNTS.get(split))
+
+
+def _labels(
+    name_of: dict[int, str],
+    numbers: Sequence[int],
+    like: BoxSet | None,
+    file: Path,
+    notes: list[str],
+    problems: list[Problem],
+) -> dict[int, int]:
+    """Category id -> label; ids may have gaps, begin at 0, or differ from the training set's."""
+    if like is None:
+        if len(set(name_of.values())) < len(numbers):
+            problems.append(Problem("Two categories have one name.", str(file), "give each its own"))
+        if numbers and (numbers[0] != 1 or numbers[-1] != len(numbers)):
+            notes.append(
+                f"category ids {numbers[0]} to {numbers[-1]} became labels 0 to {len(numbers) - 1}; "
+                "predictions are exported under the ids"
+            )
+        return {number: label for label, number in enumerate(numbers)}
+    found = {}
+    for number, name in name_of.items():
+        if name in like.classes:
+            found[number] = like.classes.index(name)
+            if like.numbers and like.numbers[found[number]] != number:
+                notes.append(
+                    f"category {name} is {number} here and {like.numbers[found[number]]} in training: matched by name"
+                )
+        else:
+            fix = did_you_mean(name, like.classes) + f"known: {', '.join(like.classes)}"
+            problems.append(Problem(f"A category is not among those of training: {name}.", str(file), fix))
+    return found
+
+
+def _sort_in(
+    annotations: Sequence[dict[str, Any]],
+    of_image: dict[Any, list[dict[str, Any]]],
+    label_of: dict[int, int],
+    file: Path,
+    problems: list[Problem],
+) -> None:
+    strangers, unknown = [], []
+    for one in annotations:
+        if one.get("image_id") not in of_image:
+            strangers.append(one.get("image_id"))
+        elif one.get("category_id") not in label_of:
+            unknown.append((one["image_id"], one.get("category_id")))
+        else:
+            of_image[one["image_id"]].append(one)
+    if strangers:
+        some = ", ".join(map(str, dict.fromkeys(strangers[:_SAMPLES])))
+        problems.append(
+            Problem(
+                f"{len(strangers)} of {len(annotations)} annotations are of images that the file doesn't list "
+                f"(image_id {some}{' ...' if len(strangers) > _SAMPLES else ''}).",
+                str(file),
+                "the ids of images and annotations must be of one file",
+            )
+        )
+    if unknown:
+        some = ", ".join(f"image {image}: category {category}" for image, category in unknown[:_SAMPLES])
+        problems.append(
+            Problem(
+                f"{len(unknown)} annotations have a category that the file doesn't list ({some}).",
+                str(file),
+                f"known ids: {', '.join(map(str, label_of))}",
+            )
+        )
+
+
+def _missing(missing: Sequence[str], wanted: int, present: int, images: Path) -> Problem:
+    packed = images.with_suffix(".zip")
+    other = missing[0].startswith("COCO_") and "2014" in missing[0]
+    fix = "unpack all of the images there"
+    if packed.is_file():
+        fix = f"unpack {packed.name} there"
+    elif other:
+        fix = "these are annotations of 2014, the images are others: take instances_*2017.json"
+    names = ", ".join(missing[:20]) + (f" ... and {len(missing) - 20} more" if len(missing) > 20 else "")
+    return Problem(
+        f"{len(missing)} of {wanted} images are missing ({present} files are there): {names}.",
+        str(images),
+        fix,
+    )
+
+
+def _size(picture: dict[str, Any]) -> tuple[int, int] | None:
+    try:
+        return int(picture["height"]), int(picture["width"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _objects(
+    annotations: Sequence[dict[str, Any]], label_of: dict[int, int], file: Path, problems: list[Problem]
+) -> Objects:
+    good = []
+    for one in annotations:
+        try:
+            box = [float(value) for value in one["bbox"]]
+            if len(box) != 4:
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            problems.append(
+                Problem(f"A box is not four numbers (annotation {one.get('id')}).", str(file), None)
+            )
+            continue
+        good.append((one, box))
+    boxes = np.array([box for _, box in good], dtype=np.float64).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    masks = [one.get("segmentation") or None for one, _ in good]
+    areas = [one.get("area") for one, _ in good]
+    of_boxes = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    return Objects(
+        boxes,
+        np.array([label_of[one["category_id"]] for one, _ in good], dtype=np.int64),
+        np.zeros(len(good), dtype=bool),
+        np.array([bool(one.get("iscrowd", 0)) for one, _ in good], dtype=bool),
+        np.array(
+            [of_box if area is None else float(area) for area, of_box in zip(areas, of_boxes, strict=True)],
+            dtype=np.float64,
+        ),
+        masks if any(mask is not None for mask in masks) else None,
+    )

@@ -1,0 +1,188 @@
+"""COCO's twelve numbers for boxes and masks, through hotcoco, which equals pycocotools. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import InputError
+
+from .annotations import BoxSet
+from .scores import Detections
+
+__all__ = [
+    "NAMES",
+    "coco_results",
+    "coco_scores",
+    "dataset_of",
+    "encode_masks",
+    "need_hotcoco",
+    "twelve_numbers",
+]
+
+NAMES = (
+    "AP",
+    "AP50",
+    "AP75",
+    "APsmall",
+    "APmedium",
+    "APlarge",
+    "AR1",
+    "AR10",
+    "AR100",
+    "ARsmall",
+    "ARmedium",
+    "ARlarge",
+)
+_SMALL, _MEDIUM, _LARGE = 1, 2, 3
+_ALL, _MOST = 0, 2
+
+
+def need_hotcoco() -> Any:
+    """The library.
+
+    Raises:
+        InputError: it isn't there.
+    """
+    try:
+        import hotcoco
+    except ImportError:
+        raise InputError(
+            "COCO's numbers and masks need the package hotcoco.", fix="pip install 'vision-model-zoo[detect]'"
+        ) from None
+    return hotcoco
+
+
+def coco_scores(truth: BoxSet, found: Sequence[Detections], kind: str = "bbox") -> dict[str, Any]:
+    """Judge detections by COCO's rules.
+
+    Args:
+        truth: the images with their objects.
+        found: the detections of each image.
+        kind: ``bbox`` or ``segm``.
+
+    Returns:
+        The twelve ``NAMES`` in 0..1 (-1 where there is no object of that size), and ``per_class``: AP of each
+        class, None where there is no object of it.
+    """
+    library = need_hotcoco()
+    numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
+    annotations = library.COCO(dataset_of(truth, numbers, kind))
+    rows = _rows(truth, found, numbers)
+    if kind == "segm":
+        masks = [mask for one in found for mask in (one.masks or [])]
+        results = annotations.load_res(
+            [
+                {
+                    "image_id": int(row[0]),
+                    "category_id": int(row[6]),
+                    "score": float(row[5]),
+                    "segmentation": mask,
+                }
+                for row, mask in zip(rows, masks, strict=True)
+            ]
+        )
+    else:
+        results = annotations.load_res(rows if len(rows) else [])
+    return twelve_numbers(library.COCOeval(annotations, results, kind), truth.classes, numbers)
+
+
+def twelve_numbers(evaluation: Any, classes: Sequence[str], numbers: Sequence[int]) -> dict[str, Any]:
+    """Run an evaluation (hotcoco's, or any other of the same shape) and reduce it."""
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision = np.asarray(
+        evaluation.eval["precision"]
+    )  # thresholds, recalls, classes, areas, most detections
+    recall = np.asarray(evaluation.eval["recall"])  # thresholds, classes, areas, most detections
+    values = [
+        _mean(precision[:, :, :, _ALL, _MOST]),
+        _mean(precision[0, :, :, _ALL, _MOST]),
+        _mean(precision[5, :, :, _ALL, _MOST]),
+        *(_mean(precision[:, :, :, area, _MOST]) for area in (_SMALL, _MEDIUM, _LARGE)),
+        *(_mean(recall[:, :, _ALL, most]) for most in (0, 1, _MOST)),
+        *(_mean(recall[:, :, area, _MOST]) for area in (_SMALL, _MEDIUM, _LARGE)),
+    ]
+    order = sorted(range(len(numbers)), key=lambda label: numbers[label])  # the evaluation sorts by id
+    per_class: dict[str, float | None] = {}
+    for column, label in enumerate(order):
+        value = _mean(precision[:, :, column, _ALL, _MOST])
+        per_class[classes[label]] = None if value < 0 else value
+    return {**dict(zip(NAMES, values, strict=True)), "per_class": {name: per_class[name] for name in classes}}
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[values > -1]
+    return float(np.mean(known)) if known.size else -1.0
+
+
+def dataset_of(truth: BoxSet, numbers: Sequence[int], kind: str = "bbox") -> dict[str, Any]:
+    """The set as a COCO annotation file has it, with masks for ``segm``."""
+    annotations: list[dict[str, Any]] = []
+    for picture in truth.pictures:
+        objects = picture.objects
+        for row, box in enumerate(objects.boxes.tolist()):
+            one = {
+                "id": len(annotations) + 1,
+                "image_id": picture.number,
+                "category_id": numbers[int(objects.labels[row])],
+                "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
+                "area": float(objects.areas[row]),
+                "iscrowd": int(objects.crowd[row]),
+            }
+            if kind == "segm" and objects.masks is not None and objects.masks[row] is not None:
+                one["segmentation"] = objects.masks[row]
+            annotations.append(one)
+    sizes = [picture.size or (0, 0) for picture in truth.pictures]
+    return {
+        "images": [
+            {"id": picture.number, "height": size[0], "width": size[1]}
+            for picture, size in zip(truth.pictures, sizes, strict=True)
+        ],
+        "annotations": annotations,
+        "categories": [
+            {"id": number, "name": name} for number, name in zip(numbers, truth.classes, strict=True)
+        ],
+    }
+
+
+def _rows(truth: BoxSet, found: Sequence[Detections], numbers: Sequence[int]) -> np.ndarray:
+    """image, x, y, width, height, score, category of each detection, float64."""
+    of_label = np.array(numbers, dtype=np.float64)
+    parts = []
+    for picture, one in zip(truth.pictures, found, strict=True):
+        rows = np.empty((len(one.scores), 7))
+        rows[:, 0] = picture.number
+        rows[:, 1:3] = one.boxes[:, :2]
+        rows[:, 3:5] = one.boxes[:, 2:] - one.boxes[:, :2]
+        rows[:, 5] = one.scores
+        rows[:, 6] = of_label[one.labels]
+        parts.append(rows)
+    return np.concatenate(parts or [np.empty((0, 7))])
+
+
+def coco_results(truth: BoxSet, found: Sequence[Detections]) -> list[dict[str, Any]]:
+    """Detections as a COCO result file has them, under the annotations' own ids."""
+    rows = _rows(truth, found, truth.numbers or tuple(range(1, len(truth.classes) + 1)))
+    masks = [mask for one in found for mask in (one.masks or [None] * len(one.scores))]
+    results = []
+    for row, mask in zip(rows.tolist(), masks, strict=True):
+        one = {"image_id": int(row[0]), "category_id": int(row[6]), "bbox": row[1:5], "score": row[5]}
+        if mask is not None:
+            one["segmentation"] = mask
+        results.append(one)
+    return results
+
+
+def encode_masks(masks: np.ndarray) -> list[dict[str, Any]]:
+    """uint8 (N, height, width) as run lengths in text, N dicts."""
+    if not len(masks):
+        return []
+    found = need_hotcoco().mask.encode(np.ascontiguousarray(masks.transpose(1, 2, 0)))
+    return [{"size": list(one["size"]), "counts": _text(one["counts"])} for one in found]
+
+
+def _text(counts: bytes | str) -> str:
+    return counts.decode("ascii") if isinstance(counts, bytes) else counts

@@ -1,0 +1,169 @@
+"""Which images are trained and tested on: by the name of a published set, or a folder in any known layout."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from zoo.errors import InputError, did_you_mean
+
+from .annotations import BoxSet, Problem
+from .checks import check_boxes, check_overlap, require_none
+from .coco import coco_parts, find_coco, read_coco
+from .config import DetectConfig
+from .photos import photos_voc
+from .table import find_table, read_table
+from .voc import VOC_CLASSES, find_voc, is_voc, read_voc
+
+__all__ = ["BUILTIN", "NAMES", "Sets", "check_sets", "family_of", "open_sets", "read_sets"]
+
+BUILTIN = "builtin:photos-voc"
+NAMES = ("voc07+12", "voc07", "coco2017", BUILTIN)
+_HOME = "DETECTRON2_DATASETS"
+_TESTS = ("test", "val", "valid")
+
+
+@dataclass
+class Sets:
+    """A training and a test set, and what is wrong with them."""
+
+    train: BoxSet
+    test: BoxSet
+    problems: list[Problem]
+
+
+def family_of(dataset: str) -> str:
+    """``voc``, ``coco`` or ``own``: whose protocol belongs to the data."""
+    if dataset in ("voc07", "voc07+12"):
+        return "voc"
+    return "coco" if dataset == "coco2017" else "own"
+
+
+def open_sets(dataset: str, data: str | None, config: DetectConfig) -> Sets:
+    """Read and check both sets.
+
+    Raises:
+        InputError: no such data, or everything that is wrong with it.
+    """
+    sets = check_sets(read_sets(dataset, data, config), config)
+    require_none(sets.problems)
+    return sets
+
+
+def check_sets(sets: Sets, config: DetectConfig) -> Sets:
+    """Compare annotations with images; then leave out what was asked to be left out."""
+    check_boxes(sets.train, sets.problems, training=True, keep_empty=config.keep_empty)
+    check_boxes(sets.test, sets.problems, training=False)
+    if not config.allow_overlap and not config.test_on_train:
+        check_overlap(sets.train, sets.test, sets.problems)
+    if config.limit:
+        kept = range(config.limit)
+        sets.train = sets.train.chosen(kept[: len(sets.train)])
+        sets.test = sets.test.chosen(kept[: len(sets.test)])
+    return sets
+
+
+def read_sets(dataset: str, data: str | None, config: DetectConfig) -> Sets:
+    """Read the annotations of both sets; what is wrong with them is listed, not raised.
+
+    Raises:
+        InputError: an unknown name, or a folder in which nothing can be found.
+    """
+    problems: list[Problem] = []
+    if dataset in (BUILTIN, "builtin:photos") and data is None:
+        return _voc(find_voc(photos_voc()), "", config, problems)
+    if dataset == "coco2017":
+        return _coco(find_coco(_home(dataset, data)), "train2017", "val2017", problems)
+    if dataset in ("voc07", "voc07+12"):
+        return _published_voc(_home(dataset, data), dataset == "voc07+12", problems)
+    folder = Path(data or dataset).expanduser()
+    if not folder.is_dir():
+        raise InputError(
+            "There is no such data set or folder.",
+            where=data or dataset,
+            fix=did_you_mean(dataset, NAMES)
+            + f"known: {', '.join(NAMES)}; or pass a folder in VOC's or COCO's layout, or with train.csv and test.csv",
+        )
+    return _own(folder, config, problems)
+
+
+def _own(folder: Path, config: DetectConfig, problems: list[Problem]) -> Sets:
+    """A folder tells by its content what it is."""
+    if is_voc(folder):
+        return _voc(_voc_root(folder), "", config, problems)
+    for test in dict.fromkeys((config.test_split, *_TESTS)):
+        table = find_table(folder, "train"), find_table(folder, test)
+        if table[0] is not None and table[1] is not None:
+            train = read_table(table[0], "train", None, problems)
+            return Sets(train, read_table(table[1], test, train.classes, problems), problems)
+    trains = dict.fromkeys((config.train_split, "train2017", "train"))
+    tests = dict.fromkeys((config.test_split, "val2017", *_TESTS))
+    found = (
+        [split for split in trains if coco_parts(folder, split)],
+        [split for split in tests if coco_parts(folder, split)],
+    )
+    if found[0] and found[1]:
+        return _coco(folder, found[0][0], found[1][0], problems)
+    find_voc(folder)  # its error lists what was tried
+    raise AssertionError("find_voc raises")
+
+
+def _voc_root(folder: Path) -> Path:
+    """Whatever year it is: the folder itself, or the newest below it that people score on."""
+    if all((folder / part).is_dir() for part in ("Annotations", "ImageSets/Main")):
+        return folder
+    has_2007 = any((path / "VOC2007").is_dir() for path in (folder, folder / "VOCdevkit"))
+    return find_voc(folder, "2007" if has_2007 else "2012")
+
+
+def _coco(folder: Path, train_split: str, test_split: str, problems: list[Problem]) -> Sets:
+    parts = {split: coco_parts(folder, split) for split in (train_split, test_split)}
+    missing = [
+        str(folder / "annotations" / f"instances_{split}.json")
+        for split, part in parts.items()
+        if part is None
+    ]
+    if missing:
+        raise InputError(
+            "An annotation file is missing: " + ", ".join(missing) + ".",
+            where=folder,
+            fix="unpack COCO's annotations there",
+        )
+    first, second = parts[train_split], parts[test_split]
+    assert first is not None and second is not None
+    train = read_coco(*first, train_split, None, problems)
+    return Sets(train, read_coco(*second, test_split, train, problems), problems)
+
+
+def _voc(root: Path, year: str, config: DetectConfig, problems: list[Problem]) -> Sets:
+    train = read_voc(root, [config.train_split], None, problems, year)
+    return Sets(train, read_voc(root, [config.test_split], train.classes, problems, year), problems)
+
+
+def _published_voc(home: Path, both_years: bool, problems: list[Problem]) -> Sets:
+    root = find_voc(home)
+    train = read_voc(root, ["trainval"], VOC_CLASSES, problems, "2007")
+    test = read_voc(root, ["test"], VOC_CLASSES, problems, "2007")
+    train.name, test.name = "voc2007 trainval", "voc2007 test"
+    if both_years:
+        more = read_voc(find_voc(root.parent, "2012"), ["trainval"], VOC_CLASSES, problems, "2012")
+        train.pictures += more.pictures
+        train.notes += more.notes
+        train.expected = (train.expected or 0) + (more.expected or 0)
+        train.name = "voc2007+2012 trainval"
+    return Sets(train, test, problems)
+
+
+def _home(dataset: str, data: str | None) -> Path:
+    named = data or os.environ.get(_HOME)
+    if not named:
+        raise InputError(
+            f"Where {dataset} lies is not known.",
+            where=dataset,
+            fix=f"pass --data FOLDER, or set {_HOME}",
+        )
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise InputError("There is no such folder.", where=named, fix="check --data")
+    return folder

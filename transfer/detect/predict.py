@@ -1,0 +1,152 @@
+"""``zoo predict``: what a trained detector finds in pictures, drawn onto them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from zoo.data.decode import decode_image
+from zoo.engine.precision import choose_device, choose_precision, compute_threads
+from zoo.errors import InputError
+from zoo.files import disk_errors, whole_file, write_json
+from zoo.keyed import keyed_key, keyed_uniforms
+
+from .batches import to_tensor
+from .judge import detect_one
+from .rle import bitmap_of
+from .saved import load_detector
+from .scores import Detections
+from .training import Normalisation
+from .views import output_size, resize
+
+__all__ = ["SCORE", "draw", "predict"]
+
+SCORE = 0.5
+SCHEMA = 1
+_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
+_MASK = 0.45  # opacity
+
+
+def predict(
+    model: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    score: float = SCORE,
+    device: str = "auto",
+    precision: str = "auto",
+) -> dict[str, Any]:
+    """Draw boxes (and masks) above a score onto each picture, and write them all down.
+
+    Args:
+        model: what ``zoo transfer detect`` wrote: its folder, a run in it, or the detector's.
+        images: a picture or a folder of pictures, nested or not.
+        out: the folder for the drawn pictures and ``predictions.json``, which has every detection.
+        score: what is drawn has at least this score.
+        device: where to compute.
+        precision: how.
+
+    Returns:
+        JSON: ``schema``, ``out``, and for each image its boxes (x1, y1, x2, y2 in pixels from 0), labels and scores.
+
+    Raises:
+        InputError: no detector, no pictures, or a picture that can't be read.
+        RunError: the disk failed.
+    """
+    saved = load_detector(Path(model).expanduser())
+    source, target = Path(images).expanduser(), Path(out).expanduser()
+    files = list(_pictures(source))
+    if not files:
+        raise InputError("There is no picture.", where=source, fix="pass a picture or a folder of pictures")
+    how = choose_precision(precision, choose_device(device))
+    saved.detector.to(device=how.device, dtype=how.master_dtype)
+    saved.detector.to(memory_format=how.memory_format)
+    rows = []
+    with compute_threads(how.device, 0), disk_errors("Writing the drawn pictures", target):
+        for file in files:
+            name = file.name if source.is_file() else file.relative_to(source).as_posix()
+            pixels = decode_image(file)
+            size = pixels.shape[0], pixels.shape[1]
+            view = to_tensor(resize(pixels, output_size(*size, saved.test_size, saved.most)))
+            found = detect_one(saved.detector, view, size, Normalisation(saved.mean, saved.std), how)
+            place = target / Path(name).with_suffix(".png")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(place) as temporary:
+                draw(pixels, found, saved.classes, score).save(temporary, format="PNG")
+            rows.append(_row(name, size, found, saved.classes, saved.numbers))
+        answer = {"schema": SCHEMA, "classes": list(saved.classes), "images": rows}
+        write_json(target / "predictions.json", answer)
+    return {**answer, "out": str(target)}
+
+
+def _pictures(source: Path) -> Iterator[Path]:
+    if source.is_file():
+        yield source
+        return
+    for path in sorted(source.rglob("*")):
+        if path.suffix.lower() in _ENDINGS and path.is_file():
+            yield path
+
+
+def _row(
+    name: str, size: tuple[int, int], found: Detections, classes: tuple[str, ...], numbers: tuple[int, ...]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "image": name,
+        "height": size[0],
+        "width": size[1],
+        "boxes": [[round(value, 2) for value in box] for box in found.boxes.tolist()],
+        "labels": [classes[label] for label in found.labels.tolist()],
+        "scores": [round(value, 5) for value in found.scores.tolist()],
+    }
+    if numbers:
+        row["category_ids"] = [numbers[label] for label in found.labels.tolist()]
+    if found.masks is not None:
+        row["masks"] = found.masks
+    return row
+
+
+def draw(pixels: np.ndarray, found: Detections, classes: tuple[str, ...], score: float) -> Image.Image:
+    """The picture with the detections from ``score`` on, the best on top.
+
+    Args:
+        pixels: uint8 (H, W, 3).
+        found: detections in its pixels, the best first.
+        classes: names of the labels.
+        score: the least that is drawn.
+    """
+    height, width = pixels.shape[:2]
+    shown = [row for row in range(len(found.scores)) if found.scores[row] >= score][::-1]
+    if found.masks is not None:
+        pixels = pixels.copy()
+        for row in shown:
+            inside = bitmap_of(found.masks[row], height, width)
+            paint = _MASK * np.array(_colour(int(found.labels[row])))
+            pixels[inside] = ((1 - _MASK) * pixels[inside] + paint).astype(np.uint8)
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    pen = ImageDraw.Draw(picture)
+    line = max(1, round(min(height, width) / 200))
+    font = ImageFont.load_default(size=max(10, min(height, width) // 30))
+    for row in shown:
+        colour = _colour(int(found.labels[row]))
+        x1, y1, x2, y2 = found.boxes[row].tolist()
+        pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=colour, width=line)
+        text = f"{classes[int(found.labels[row])]} {found.scores[row]:.2f}"
+        left, top, right, bottom = pen.textbbox((x1, y1), text, font=font)
+        up = min(y1, bottom - top + 2)
+        pen.rectangle((left, top - up, right + 2, bottom - up + 2), fill=colour)
+        pen.text((x1 + 1, y1 - up), text, fill=(255, 255, 255), font=font)
+    return picture
+
+
+def _colour(label: int) -> tuple[int, int, int]:
+    """A colour of its own for each class, dark enough for white letters."""
+    import colorsys
+
+    hue = float(keyed_uniforms(keyed_key(0, "colour of a class", label), 1)[0])
+    red, green, blue = colorsys.hsv_to_rgb(hue, 0.9, 0.75)
+    return round(255 * red), round(255 * green), round(255 * blue)

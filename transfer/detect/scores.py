@@ -1,0 +1,157 @@
+"""Average precision of boxes by Pascal VOC's rules. No torch here.
+
+Inclusive pixels; a detection takes the best-overlapping object of its class and must overlap it by more than the
+threshold; difficult objects are neither right nor wrong; a second detection of one object is wrong. Source:
+detectron2 ``evaluation/pascal_voc_evaluation.py``, which judges what it prints: scores with three decimals,
+coordinates with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .annotations import Objects
+
+__all__ = ["THRESHOLDS", "Detections", "VocScores", "average_precision", "voc_scores"]
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_LEVELS = np.arange(0.0, 1.1, 0.1)
+_FROM_ONE = np.array([1.0, 1.0, 0.0, 0.0])
+
+
+@dataclass
+class Detections:
+    """What a detector says of one image: boxes (N, 4), edges from 0; scores; labels; masks as run lengths."""
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    masks: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class VocScores:
+    """AP in 0..1 of each class at each of ``THRESHOLDS``, (classes, 10), by eleven points and by area.
+
+    ``objects`` counts the objects of each class that are not difficult, ``detections`` its detections.
+    """
+
+    eleven: np.ndarray
+    area: np.ndarray
+    objects: np.ndarray
+    detections: np.ndarray
+
+    def summary(self, kind: str, every_class: bool = False) -> dict[str, float]:
+        """``AP`` (mean over the thresholds), ``AP50`` and ``AP75``, means over the classes.
+
+        Args:
+            kind: ``11-point`` or ``area``.
+            every_class: also the classes that no image has an object of, as detectron2 does (by area such a
+                class is NaN once it is detected, and so is the mean).
+        """
+        table = self.eleven if kind == "11-point" else self.area
+        if not every_class:
+            table = table[self.objects > 0]
+        if not len(table):
+            return {"AP": 0.0, "AP50": 0.0, "AP75": 0.0}
+        means = table.mean(axis=0)
+        return {"AP": float(means.mean()), "AP50": float(means[0]), "AP75": float(means[5])}
+
+
+def average_precision(recall: np.ndarray, precision: np.ndarray, kind: str) -> float:
+    """Area under the precision envelope, or VOC 2007's mean over eleven recall levels."""
+    if kind == "11-point":
+        return float(np.mean([precision[recall >= level].max(initial=0.0) for level in _LEVELS]))
+    recall = np.concatenate(([0.0], recall, [1.0]))
+    envelope = np.maximum.accumulate(np.concatenate(([0.0], precision, [0.0]))[::-1])[::-1]
+    steps = np.flatnonzero(recall[1:] != recall[:-1])
+    return float(np.sum((recall[steps + 1] - recall[steps]) * envelope[steps + 1]))
+
+
+def voc_scores(
+    truth: Sequence[Objects], found: Sequence[Detections], classes: int, rounding: bool = True
+) -> VocScores:
+    """Judge the detections of all images.
+
+    Args:
+        truth: the objects of each image.
+        found: its detections.
+        classes: how many there are.
+        rounding: judge the numbers as detectron2 prints them.
+    """
+    counts = np.array([len(one) for one in truth], dtype=np.int64)
+    first = np.concatenate(([0], np.cumsum(counts)))
+    labels = _joined([one.labels for one in truth], np.int64)
+    hard = _joined([one.difficult for one in truth], bool)
+    scores = _joined([one.scores for one in found], np.float64)
+    names = _joined([one.labels for one in found], np.int64)
+    if rounding:
+        scores = np.array([float(f"{score:.3f}") for score in scores.tolist()], dtype=np.float64)
+    best = np.full(len(scores), -1, dtype=np.int64)  # the object that a detection overlaps most
+    overlap = np.zeros(len(scores))
+    start = 0
+    for image, (objects, detections) in enumerate(zip(truth, found, strict=True)):
+        stop = start + len(detections.scores)
+        if stop > start and len(objects):
+            iou = _overlaps(_printed(detections.boxes, rounding), objects.boxes + _FROM_ONE)
+            iou[detections.labels[:, None] != objects.labels[None, :]] = -1.0
+            index = iou.argmax(axis=1)
+            overlap[start:stop] = iou[np.arange(stop - start), index]
+            best[start:stop] = np.where(overlap[start:stop] >= 0, index + first[image], -1)
+        start = stop
+    eleven, area = np.zeros((classes, 10)), np.zeros((classes, 10))
+    objects_of, detections_of = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
+    for label in range(classes):
+        mine = np.flatnonzero(names == label)
+        objects_of[label] = int(((labels == label) & ~hard).sum())
+        detections_of[label] = len(mine)
+        if not len(mine):
+            continue
+        mine = mine[np.argsort(-scores[mine], kind="stable")]
+        for column, threshold in enumerate(THRESHOLDS):
+            recall, precision = _curve(best[mine], overlap[mine] > threshold, hard, int(objects_of[label]))
+            eleven[label, column] = average_precision(recall, precision, "11-point")
+            area[label, column] = average_precision(recall, precision, "area")
+    return VocScores(eleven, area, objects_of, detections_of)
+
+
+def _curve(
+    best: np.ndarray, over: np.ndarray, hard: np.ndarray, positives: int
+) -> tuple[np.ndarray, np.ndarray]:
+    hit = over & (best >= 0)
+    ignored = hit.copy()
+    ignored[hit] = hard[best[hit]]
+    candidates = np.flatnonzero(hit & ~ignored)
+    right = np.zeros(len(best))
+    right[candidates[np.unique(best[candidates], return_index=True)[1]]] = 1.0
+    wrong = 1.0 - right
+    wrong[ignored] = 0.0
+    hits, misses = np.cumsum(right), np.cumsum(wrong)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recall = hits / positives if positives else np.full(len(hits), np.nan)
+    return recall, hits / np.maximum(hits + misses, np.finfo(np.float64).eps)
+
+
+def _printed(boxes: np.ndarray, rounding: bool) -> np.ndarray:
+    """Boxes in inclusive pixels from 1, perhaps with the one decimal that is printed of a float32."""
+    if not rounding:
+        return np.asarray(boxes, dtype=np.float64) + _FROM_ONE
+    shifted = np.asarray(boxes, dtype=np.float32) + _FROM_ONE.astype(np.float32)
+    return np.array([float(f"{value:.1f}") for value in shifted.ravel().tolist()]).reshape(-1, 4)
+
+
+def _overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    inside = np.prod(np.maximum(high - low + 1.0, 0.0), axis=2)
+    area = np.prod(boxes[:, 2:] - boxes[:, :2] + 1.0, axis=1)
+    areas = np.prod(others[:, 2:] - others[:, :2] + 1.0, axis=1)
+    return np.asarray(inside / (area[:, None] + areas[None, :] - inside))
+
+
+def _joined(parts: Sequence[np.ndarray], kind: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype=kind) for part in parts] or [np.zeros(0, dtype=kind)])

@@ -1,0 +1,135 @@
+"""Boxes in a plain table: a CSV file with one box a line, or JSON lines with one image each. No torch here."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import InputError, did_you_mean
+
+from .annotations import BoxSet, Objects, Picture, Problem
+
+__all__ = ["find_table", "read_table"]
+
+_ENDINGS = (".csv", ".jsonl")
+_COLUMNS = ("image", "xmin", "ymin", "xmax", "ymax", "label")
+_ALSO = {"filename": "image", "file": "image", "path": "image", "class": "label", "x1": "xmin", "y1": "ymin"}
+_ALSO |= {"x2": "xmax", "y2": "ymax", "name": "label", "file_name": "image", "category": "label"}
+_Row = tuple[str, list[float] | None, str | None]
+
+
+def find_table(folder: Path, split: str) -> Path | None:
+    """The table of a split in a folder, if there is one."""
+    return next((f for f in (folder / f"{split}{end}" for end in _ENDINGS) if f.is_file()), None)
+
+
+def read_table(file: Path, split: str, classes: Sequence[str] | None, problems: list[Problem]) -> BoxSet:
+    """Read a table; boxes are edges counted from 0, image names are relative to its folder.
+
+    CSV: ``image,xmin,ymin,xmax,ymax,label`` with a header; a line with an image alone is an image without
+    objects. JSON lines: ``{"image": ..., "boxes": [[xmin, ymin, xmax, ymax], ...], "labels": [...]}``.
+
+    Args:
+        file: the table.
+        split: for people.
+        classes: the known classes; by default those that are found.
+        problems: what is wrong is added to it, all of it at once.
+
+    Raises:
+        InputError: it is no such table at all.
+    """
+    boxes: dict[str, list[list[float]]] = {}
+    labels: dict[str, list[str]] = {}
+    rows = _json_rows(file, problems) if file.suffix == ".jsonl" else _csv_rows(file, problems)
+    for image, box, label in rows:
+        boxes.setdefault(image, [])
+        labels.setdefault(image, [])
+        if box is not None and label is not None:
+            boxes[image].append(box)
+            labels[image].append(label)
+    found = sorted({label for group in labels.values() for label in group})
+    chosen = tuple(classes if classes is not None else found)
+    for label in found:
+        if label not in chosen:
+            image = next(name for name, group in labels.items() if label in group)
+            fix = did_you_mean(label, chosen) + f"known: {', '.join(chosen)}"
+            problems.append(
+                Problem(f"{image} has a class that training doesn't know: {label}.", str(file), fix)
+            )
+    missing = [name for name in boxes if not (file.parent / name).is_file()]
+    if missing:
+        some = ", ".join(missing[:20]) + (f" ... and {len(missing) - 20} more" if len(missing) > 20 else "")
+        problems.append(
+            Problem(f"{len(missing)} of {len(boxes)} images are missing: {some}.", str(file.parent), None)
+        )
+    if not boxes:
+        problems.append(Problem("The table has no image.", str(file), None))
+    gone = set(missing)
+    pictures = []
+    for number, name in enumerate(name for name in boxes if name not in gone):
+        known = [i for i, label in enumerate(labels[name]) if label in chosen]
+        mine = np.array([boxes[name][i] for i in known], dtype=np.float64).reshape(-1, 4)
+        none = np.zeros(len(known), dtype=bool)
+        objects = Objects(
+            mine,
+            np.array([chosen.index(labels[name][i]) for i in known], dtype=np.int64),
+            none,
+            none.copy(),
+            np.prod(mine[:, 2:] - mine[:, :2], axis=1),
+        )
+        pictures.append(Picture(name, file.parent / name, None, objects, number, file))
+    return BoxSet("table", split, chosen, pictures)
+
+
+def _csv_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
+    try:
+        with open(file, newline="", encoding="utf-8-sig") as lines:
+            reader = csv.reader(lines)
+            header = [name.strip().lower() for name in next(reader, [])]
+            columns = [_ALSO.get(name, name) for name in header]
+            absent = [name for name in _COLUMNS if name not in columns]
+            if absent:
+                raise InputError(
+                    f"The table lacks the column(s) {', '.join(absent)}.",
+                    where=file,
+                    fix="begin it with " + ",".join(_COLUMNS),
+                )
+            place = {name: columns.index(name) for name in _COLUMNS}
+            for line in reader:
+                if not line:
+                    continue
+                cells = [line[place[name]].strip() if place[name] < len(line) else "" for name in _COLUMNS]
+                if not any(cells[1:]):
+                    yield cells[0], None, None
+                    continue
+                try:
+                    yield cells[0], [float(cell) for cell in cells[1:5]], cells[5]
+                except ValueError:
+                    problems.append(
+                        Problem("A box is not four numbers.", f"{file}, line {reader.line_num}", None)
+                    )
+    except UnicodeDecodeError:
+        raise InputError("The table is no text.", where=file) from None
+
+
+def _json_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row: Any = json.loads(line)
+            image, boxes, labels = str(row["image"]), row.get("boxes", []), row.get("labels", [])
+            found = [[float(value) for value in box] for box in boxes]
+            if len(found) != len(labels) or any(len(box) != 4 for box in found):
+                raise ValueError("boxes and labels don't fit together")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(Problem(f"A line can't be used ({error}).", f"{file}, line {number}", None))
+            continue
+        yield image, None, None
+        for box, label in zip(found, labels, strict=True):
+            yield image, box, str(label)

@@ -1,0 +1,249 @@
+"""One training of a detector on the zoo's own engine: loop, checkpoints, exact resume, processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from zoo.engine.checkpoint import CheckpointFolder
+from zoo.engine.checkpoint_writer import CheckpointWriter
+from zoo.engine.collectives import Collectives
+from zoo.engine.dashboards import choose_trackers
+from zoo.engine.loop import Callback, Loop
+from zoo.engine.precision import Precision, compute_threads
+from zoo.engine.progress import choose_progress
+from zoo.engine.signals import StopRequest
+from zoo.engine.trackers import MetricsLog, cut_after
+from zoo.errors import RunError
+
+from .batches import DetectionBatch, Stream
+from .models.detectors import C4Detector, FpnDetector
+from .models.images import Images, pad_images
+from .optimizer import learning_rate, parameter_groups
+from .precise import precise_batchnorm
+from .protocols import Protocol
+
+__all__ = ["Ended", "Normalisation", "Plan", "make_images", "measure_norms", "train"]
+
+log = logging.getLogger("zoo")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and deviation of the channels, in 0..255."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training needs to know besides the detector and its data."""
+
+    protocol: Protocol
+    steps: int
+    folder: Path
+    colours: Normalisation
+    workers: int = 0
+    save_every: int = 1000
+    trackers: tuple[str, ...] = ()
+    progress: str = "auto"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a training ended: the last step, the mean loss of its last tenth, and 75 or 130 if it was stopped."""
+
+    step: int
+    loss: float
+    exit_code: int
+    diverged: bool = False
+
+
+class _Learner(nn.Module):
+    """The detector as the loop sees it; all that is drawn follows from the batch, so there is no state to keep."""
+
+    def __init__(self, detector: C4Detector | FpnDetector, world: Collectives) -> None:
+        super().__init__()
+        self.detector = detector
+        self.world = world
+        self.diverged = False
+
+    def forward(self, images: Images, batch: DetectionBatch, given: Any = None) -> Any:
+        return self.step(images, batch, given)
+
+    def step(
+        self, images: Images, batch: DetectionBatch, given: Any = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        losses = self.detector.losses(images, batch.targets(images.pixels.device), self.world)
+        total = torch.stack(list(losses.values())).sum()
+        values = torch.stack([loss.detach() for loss in losses.values()]).tolist()
+        self.diverged = not all(math.isfinite(value) for value in values)
+        return total, {**dict(zip(losses, values, strict=True)), **self.detector.figures}
+
+    def on_epoch_start(self, epoch: int, batches: Any) -> None: ...
+    def before_step(self, step: int, epoch: int) -> None: ...
+    def before_update(self, step: int) -> None: ...
+    def after_step(self, step: int) -> None: ...
+    def local_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_local_state(self, state: dict[str, Any]) -> None: ...
+    def first_pass(self, parts: Sequence[Any]) -> list[Any]:
+        return [None] * len(parts)
+
+    def share_out(self, states: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        return {}
+
+
+def _last_loss(metrics: Path, steps: int) -> float:
+    """The mean loss of the last tenth of the steps, also of those before a resume."""
+    first = steps - max(1, steps // 10)
+    lines = map(json.loads, metrics.read_text("utf-8").splitlines())
+    losses = [line["loss"] for line in lines if line["step"] >= first]
+    return sum(losses) / len(losses) if losses else math.nan
+
+
+def train(
+    detector: C4Detector | FpnDetector, stream: Stream, plan: Plan, precision: Precision, world: Collectives
+) -> Ended:
+    """Train a detector in ``plan.folder``, from its newest checkpoint if there is one; then measure BatchNorm.
+
+    Args:
+        detector: on the device, its norms synchronised already.
+        stream: the training views.
+        plan: schedule and places.
+        precision: how it computes.
+        world: the processes that train together.
+
+    Raises:
+        RunError: the disk failed, or memory ran out.
+    """
+    protocol, folder = plan.protocol, plan.folder
+    learner = _Learner(detector, world)
+    groups = parameter_groups(detector, protocol.weight_decay)
+    optimizer = torch.optim.SGD(groups, lr=protocol.lr, momentum=protocol.momentum)
+    watchers: list[Callback] = []
+    if world.rank == 0:
+        shown = {**protocol.to_json(), "steps": plan.steps}
+        watchers += [
+            MetricsLog(folder / "metrics.jsonl"),
+            *choose_trackers(plan.trackers, folder, folder.name, shown),
+            *choose_progress(plan.progress),
+        ]
+
+    def batches(first: int, last: int = plan.steps) -> Iterator[DetectionBatch]:
+        return stream.batches(first, last, protocol.batch, plan.workers, world.rank, world.world_size)
+
+    def prepare(batch: DetectionBatch) -> Images:
+        return make_images(detector, batch.pictures, plan.colours, precision)
+
+    loop = Loop(
+        learner=learner,
+        optimizer=optimizer,
+        lr_at=learning_rate(
+            protocol.lr, protocol.warmup_factor, protocol.warmup, protocol.drops, protocol.drop
+        ),
+        batches=batches,
+        prepare=prepare,
+        precision=precision,
+        steps_per_epoch=max(1, len(stream.images) // protocol.batch),
+        total_steps=plan.steps,
+        checkpoints=CheckpointWriter(CheckpointFolder(folder / "checkpoints"), world),
+        save_every=plan.save_every,
+        callbacks=watchers,
+        world=world,
+        compute=_averaged(learner, world, precision),
+    )
+    with StopRequest() as stop, compute_threads(precision.device, plan.workers):
+        _take_up(loop, folder, world)
+        try:
+            loop.run(stop)
+        except (RunError, FloatingPointError) as error:
+            blown_up = isinstance(error, FloatingPointError) or learner.diverged or not _is_finite(detector)
+            if not blown_up:
+                raise
+            if world.world_size > 1:  # the others wait for this one: only its end frees them
+                raise RunError(f"The training diverged at step {loop.step}.", fix="lower the lr") from error
+            return Ended(loop.step, math.nan, 0, diverged=True)
+        if loop.step < plan.steps:
+            return Ended(loop.step, math.nan, stop.exit_code)
+        if protocol.precise_batches:
+            measure_norms(
+                detector,
+                batches(plan.steps, plan.steps + protocol.precise_batches),
+                prepare,
+                precision,
+                world,
+            )
+    loss = _last_loss(folder / "metrics.jsonl", plan.steps) if world.rank == 0 else None
+    return Ended(loop.step, float(world.gather_values(loss)[0]), 0)
+
+
+def measure_norms(
+    detector: C4Detector | FpnDetector, batches: Any, prepare: Any, precision: Precision, world: Collectives
+) -> None:
+    """Precise statistics of BatchNorm over more batches of the stream."""
+
+    def forward(batch: DetectionBatch) -> None:
+        images = prepare(batch)
+        with precision.autocast():
+            detector.losses(images, batch.targets(images.pixels.device), world)
+
+    precise_batchnorm(detector.train(), batches, forward, world)
+
+
+def make_images(
+    detector: C4Detector | FpnDetector,
+    views: Sequence[torch.Tensor],
+    colours: Normalisation,
+    precision: Precision,
+) -> Images:
+    """Normalise and pad views on the device."""
+    mean, std = (
+        torch.tensor(values, device=precision.device, dtype=precision.master_dtype)
+        for values in (colours.mean, colours.std)
+    )
+    images = pad_images(views, mean, std, detector.divisor)
+    return Images(images.pixels.contiguous(memory_format=precision.memory_format), images.sizes)
+
+
+def _averaged(learner: _Learner, world: Collectives, precision: Precision) -> Any:
+    if world.world_size == 1:
+        return learner.step
+    return DistributedDataParallel(
+        learner,
+        device_ids=[precision.device] if precision.device.type == "cuda" else None,
+        broadcast_buffers=False,  # synchronised norms are alike anyway
+        find_unused_parameters=True,  # a process may have no object to take a mask from
+    )
+
+
+def _take_up(loop: Loop, folder: Path, world: Collectives) -> None:
+    checkpoint, problems = loop.checkpoints.folder.newest_for(world)
+    for problem in problems:
+        log.warning("a checkpoint is skipped: %s", problem)
+    if checkpoint is None:
+        if world.rank == 0:
+            (folder / "metrics.jsonl").unlink(missing_ok=True)
+        return
+    if checkpoint.world_size == world.world_size:
+        loop.restore(checkpoint)
+    else:
+        loop.restore(checkpoint, loop.checkpoints.folder.load_locals(checkpoint.step))
+    log.info("going on from step %d of %d", loop.step, loop.total_steps)
+    if world.rank == 0:
+        cut_after(folder / "metrics.jsonl", loop.step)
+
+
+def _is_finite(detector: nn.Module) -> bool:
+    return all(bool(p.isfinite().all()) for p in detector.parameters())

@@ -1,0 +1,35 @@
+"""One of the processes of a detection training; ``transfer.detect.run`` starts them. Not a command for people."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from zoo.errors import ZooError
+from zoo.files import read_json, write_json
+
+from .config import DetectConfig
+from .run import Work, work
+
+__all__ = ["main"]
+
+
+def main(request: str) -> int:
+    """Do the work that a file asks for; the first process leaves the answer beside it."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    asked = read_json(Path(request))
+    try:
+        found = work(Work(**asked["work"]), DetectConfig.model_validate(asked["settings"]))
+    except ZooError as error:
+        rank = os.environ.get("RANK", "0")
+        print(f"error{'' if rank == '0' else f' in process {rank}'}: {error}", file=sys.stderr)
+        return error.exit_code
+    if os.environ.get("RANK") == "0":
+        write_json(Path(request).with_name("answer.json"), found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
