@@ -20,7 +20,7 @@ from zoo.data.folder import FileImages
 from zoo.data.open import open_parts, open_source
 from zoo.data.source import UNLABELLED, ImageSource, open_picture
 from zoo.data.views.maker import PlannedViews
-from zoo.errors import InputError
+from zoo.errors import InputError, did_you_mean
 from zoo.keyed import keyed_key
 
 from .labels import check_labels, labels_of
@@ -165,6 +165,14 @@ def _open_files(
     if known is not None and root is None and not folder.exists():
         raise InputError(
             f"Where {known.title} lies isn't said.", where=name, fix=f"--data FOLDER; expected: {known.tree}"
+        )
+    if (
+        not folder.exists()
+        and name.isidentifier()
+        and (meant := did_you_mean(name.lower(), NAMED, likeness=0.75))
+    ):
+        raise InputError(
+            "There is no such data set or folder.", where=name, fix=f"{meant}then with --data FOLDER"
         )
     if not folder.is_dir():
         return None

@@ -97,17 +97,22 @@ class Context:
             if view is not None:
                 maker = PlannedViews(crop_and_flip(int(how["crop"])))
                 source, how = ViewOfImages(source, maker, seed, view), {**how, "resize": how["crop"]}
-            self._features[key] = (
-                self._kept(source, how, tuple(stages))
-                if self.cache
-                else (source_features(self.staged(stages), source, how, _BATCH))
-            )
+            if self.cache:
+                self._features[key] = self._kept(source, how, tuple(stages))
+            else:
+                self._features[key] = source_features(self.staged(stages), source, how, _BATCH)
         return self._features[key]
 
     def _kept(
         self, source: ImageSource, how: dict[str, Any], stages: tuple[str, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Features from the cache, or into it; the labels are asked for anew."""
+        if is_own_code(self.trunk):
+            raise InputError(
+                "Features of a network of your own are not kept: its code may change unseen.",
+                where=self.model,
+                fix="leave out --cache-features",
+            )
         network = self.staged(stages)
         facts = {
             "model": features_identity(network, source, how, _BATCH),
@@ -277,12 +282,6 @@ def open_context(
     how = sized(info["preprocessing"], resize, crop)
     if len(how["mean"]) != 3:  # what the model was trained on
         labelled = opened(Decoding(channels=len(how["mean"]), max_pixels=max_pixels))
-    if cache_features and is_own_code(trunk):
-        raise InputError(
-            "Features of a network of your own are not kept: its code may change unseen.",
-            where=model,
-            fix="leave out --cache-features",
-        )
     return Context(model, info, digest, trunk, how, labelled, workers, cache_features)
 
 

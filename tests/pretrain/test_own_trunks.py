@@ -322,7 +322,7 @@ def test_what_commands_make_of_a_network_of_timms(images: Path) -> None:
         save_image(Path("photos", part, f"class{number % 2}", f"{number}.png"), number)
     result = transfer("knn", model="me/model", dataset="photos", out="result")
     assert result["metrics"] and all(0 <= value <= 1 for value in result["metrics"].values())
-    settings = {"epochs": 1, "batch_size": 4, "fraction": 1.0}
+    settings = {"epochs": 1, "batch_size": 4, "fraction": 1.0, "lr_head": 0.02}
     tuned = transfer("semisup", model="me/model", dataset="photos", out="tuned", settings=settings)
     assert tuned["details"]["labelled_images"] == 12
 

@@ -12,9 +12,10 @@ import re
 
 import pytest
 
-from weights.published import bundle_at, class_folders, describe
+from weights.published import bundle_at, describe
 
-from .conftest import GREYS
+from .layouts import imagenet as imagenet_layout
+from .layouts import inat18, places205
 
 STANDARD = {**describe().preprocessing, "resize": 256, "crop": 224}
 
@@ -35,11 +36,13 @@ def standard(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """Three images of each of three classes to train on."""
-    folder = tmp_path_factory.mktemp("data") / "few"
-    class_folders(folder / "train", GREYS, 3, side=40, seed=0)
-    class_folders(folder / "val", GREYS, 1, side=40, seed=1)
-    return folder
+    """Three images of each of three classes to train on, in the layouts of the papers' data sets."""
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        "imagenet": imagenet_layout(folder / "imagenet", "devkit", val=1, side=40),
+        "places205": places205(folder / "places", val=1, side=40),
+        "inat18": inat18(folder / "inat", val=1, side=40),
+    }
 
 
 def numbers(text, pattern):
@@ -56,13 +59,16 @@ def imagenet(facts, column):
     return ((swav_lr, swav_wd), (moco_lr, moco_wd))[column]
 
 
-def two_steps(command, tmp_path, protocol, recipe, model, data, *words):
+def two_steps(command, tmp_path, protocol, recipe, model, few, *words):
     """The result; rates made for a million images are too high for nine, and that has to be said."""
-    flags = ("--model", model, "--dataset", data, "--limit", 2, "--out", tmp_path / "out", "-q", *words)
+    name = protocol if protocol in few else "imagenet"
+    where = ("--model", model, "--dataset", name, "--data", few[name])
+    flags = (*where, "--limit", 2, "--out", tmp_path / "out", "-q", *words)
     code, _, err = command("transfer", recipe, "--protocol", protocol, *flags)
     assert "Traceback" not in err and (code == 0 or (code == 1 and "diverged" in err)), err
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["details"]["diverged"] is (code == 1)
+    assert result["dataset"] == name and result["details"]["flatters"].startswith("a part of")
     return result
 
 
