@@ -21,7 +21,9 @@ RECIPES = Registry(
         "fine-tuning the whole network on all labels",
     ),
     Entry("svm", "svm.config:SvmConfig", "svm.run:run", "a linear SVM for each class (VOC07)"),
-    Entry("lowshot", "lowshot.config:LowshotConfig", "lowshot.run:run", "such SVMs on 1 to 96 images a class"),
+    Entry(
+        "lowshot", "lowshot.config:LowshotConfig", "lowshot.run:run", "such SVMs on 1 to 96 images a class"
+    ),
     Entry(
         "detect",
         "detect.config:DetectConfig",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from .data.decoding import Decoding
 from .data.open import open_source
@@ -34,6 +35,7 @@ log = logging.getLogger("zoo")
 
 SCHEMA = 1
 _DTYPES = ("float32", "float16")
+_COSINE, _TRIED = 0.999, 8  # of half type to float32, on so many images
 _OF_THIS_MACHINE = ("files", "part")  # in the plan of a call, not in what is published
 
 
@@ -52,8 +54,8 @@ def extract(
 
     An image's features don't depend on the images that it shares a batch with. Where the hardware is fast in a
     half type (``auto`` in ``zoo.engine.precision``), a copy of the network computes in it, with BatchNorm folded
-    into its convolutions: a cosine above 0.999 to the float32 features. Elsewhere, or with ``exact``, it is the
-    network as it is, in float32.
+    into its convolutions, if the first images' features have a cosine above 0.999 to those of float32. Else, or
+    with ``exact``, it is the network as it is, in float32. The manifest says which.
 
     A file is written whole or not at all, with a manifest beside it (``NAME.json``). A call that was killed
     leaves its parts in a hidden folder beside the file; the same call goes on from there and writes the same bytes.
@@ -93,11 +95,17 @@ def extract(
             fix="pass a reference and out, or processes=1",
         )
     network = load(model).to(choose_device(device)) if isinstance(model, str) else model
-    how = network.zoo_info["preprocessing"]
+    how = network.zoo_info.get("preprocessing")
+    if not how:
+        raise InputError(
+            "It isn't known how images are prepared for this model (mean, std, size).",
+            where=model if isinstance(model, str) else network.zoo_info.get("reference"),
+            fix="publish it with its preprocessing (zoo publish, zoo convert), and extract with that",
+        )
     source = (
         open_source(images, how=Decoding(channels=len(how["mean"]))) if isinstance(images, str) else images
     )
-    precision = _precision(network, exact)
+    precision = _precision(network, source, how, exact)
     if path is None:
         trunk, mode = _prepared(network, precision)
         features, labels = source_features(trunk, source, how, batch_size, mode=mode)
@@ -201,14 +209,26 @@ def _device_of(network: Any) -> torch.device:
     return next(network.parameters(), torch.empty(0)).device
 
 
-def _precision(network: Any, exact: bool) -> Precision:
-    """What ``auto`` says; a network in another type than float32 computes in its own."""
+def _precision(network: Any, source: ImageSource, how: Mapping[str, Any], exact: bool) -> Precision:
+    """What ``auto`` says, if this network bears it; one in another type than float32 computes in its own.
+
+    Most trained networks do. Some, and random ones with BatchNorm's statistics of images, lose more than half
+    types round off: what is promised of the features is looked at on the first images.
+    """
     device, types = _device_of(network), {parameter.dtype for parameter in network.parameters()}
-    return (
-        Precision("float32", device)
-        if exact or types != {torch.float32}
-        else choose_precision("auto", device)
-    )
+    plain = Precision("float32", device)
+    chosen = plain if exact or types != {torch.float32} else choose_precision("auto", device)
+    if chosen.name == "float32":
+        return plain
+    rows = range(min(_TRIED, len(source)))
+    expected, _ = source_features(network, source, how, len(rows), rows=rows)
+    trunk, mode = _prepared(network, chosen)
+    found, _ = source_features(trunk, source, how, len(rows), finite=False, mode=mode, rows=rows)
+    least = float(F.cosine_similarity(found, expected).min())
+    if least > _COSINE:
+        return chosen
+    log.info("%s gives this network's features to a cosine of %.4f only: float32 it is", chosen.name, least)
+    return plain
 
 
 def _prepared(

@@ -39,7 +39,7 @@ def run_processes(works: Sequence[Callable[[], None]]) -> None:
             running[process.sentinel] = process, answer
         while running:
             for sentinel in wait(list(running)):
-                process, answer = running.pop(sentinel)  # type: ignore[call-overload]
+                process, answer = running.pop(sentinel)  # type: ignore[arg-type]
                 process.join()
                 if process.exitcode:
                     raise _failure(answer, process.exitcode)

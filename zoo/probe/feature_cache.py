@@ -65,9 +65,9 @@ def _read(path: Path, key: str, count: int) -> torch.Tensor | None:
         features, check = held["features"], bytes(held["sha256"].tolist())
         if len(features) == count and check == _digest(key, features):
             return features
-    except (InputError, KeyError, TypeError, ValueError):
-        pass
-    log.warning("the features kept in %s are damaged: computing them anew", path)
+    except (InputError, KeyError, TypeError, ValueError, RuntimeError):
+        pass  # torch opens the file a second time, and says RuntimeError if the cache was cleaned in between
+    log.warning("the features kept in %s are gone or damaged: computing them anew", path)
     return None
 
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ...addresses import forbidden, shown_urls
 from ...errors import InputError, RunError, ZooError
-from .hf_refused import Refused, classified, hub_utils
+from .hf_refused import NO_CONNECTION, Refused, classified, hub_utils
 from .transport import PATIENT, Patience
 
 __all__ = ["CONSENT", "Client", "check_repo_name"]
@@ -30,6 +30,7 @@ CONSENT = "ZOO_TOKEN_OVER_HTTP"
 """The variable that allows a token to be sent over plain http to another machine."""
 
 _PUBLIC = "https://huggingface.co"
+_LONG = 15.0  # seconds
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 T = TypeVar("T")
 
@@ -151,12 +152,15 @@ class Client:
             Refused: it can't be had.
         """
         attempts = self.patience.attempts if again else 1
+        began = time.monotonic()
         for attempt in range(attempts):
             try:
                 with _at_work(self), classified(self._found):
                     return function(*args, **kwargs)
             except Refused as refused:
-                if not refused.passing or attempt + 1 == attempts:
+                # For downloads the hub's client tries to connect for half a minute by itself.
+                tried = refused.said == NO_CONNECTION and time.monotonic() - began > _LONG
+                if not refused.passing or tried or attempt + 1 == attempts:
                     raise
                 self.rest(attempt, refused)
         raise AssertionError("unreachable")

@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 
 from ...addresses import shown_urls
 
-__all__ = ["Refused", "classified", "hub_httpx", "hub_utils"]
+__all__ = ["NO_CONNECTION", "Refused", "classified", "hub_httpx", "hub_utils"]
 
+NO_CONNECTION = "no connection"
+"""What is said of a hub that can't be connected to."""
 _PASSING = ("busy", "server", "network")
 
 
@@ -145,7 +147,7 @@ def _transport(error: BaseException) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "its certificate is not valid: is this machine's clock right?"
     words = {
-        "ConnectError": "no connection",
+        "ConnectError": NO_CONNECTION,
         "ConnectTimeout": "no connection in time",
         "ReadTimeout": "nothing came for too long",
         "WriteTimeout": "nothing went out for too long",
