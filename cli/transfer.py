@@ -14,7 +14,7 @@ from ._output import print_json, print_table, set_up_notes
 __all__ = ["app", "results"]
 
 app = typer.Typer(
-    help="Judge a model: kNN, linear, semi-supervised, detection.",
+    help="Judge a model: kNN, linear, SVM, fine-tuning, detection; or all at once.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
