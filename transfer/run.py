@@ -29,7 +29,7 @@ from zoo.probe.feature_cache import kept_features
 from zoo.probe.features import PooledStages, source_features, source_labels
 from zoo.probe.linear import FINAL
 from zoo.weights.bundle import weights_digest
-from zoo.weights.description import check_preprocessing
+from zoo.weights.description import preprocessing_of
 from zoo.weights.fill import STANDARD_PREPROCESSING
 from zoo.weights.reference import parse_reference
 
@@ -139,13 +139,7 @@ def open_model(reference: str) -> tuple[Any, dict[str, Any], str]:
         how = {**STANDARD_PREPROCESSING, "resize": int(side), "crop": int(side)}
         return RawPixels(), {"reference": reference, "preprocessing": how}, f"pixels-{side}"
     model = load(reference, progress=log.isEnabledFor(logging.INFO))
-    if not model.zoo_info.get("preprocessing"):
-        raise InputError(
-            "It isn't known how images are prepared for this model (mean, std, size).",
-            where=reference,
-            fix="publish it with its preprocessing (zoo publish, zoo convert), and judge that",
-        )
-    check_preprocessing(model.zoo_info["preprocessing"], reference)
+    preprocessing_of(model.zoo_info, reference)
     digest = model.zoo_info.get("weights_sha256") or weights_digest(model.state_dict())
     return model, model.zoo_info, digest
 

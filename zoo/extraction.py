@@ -28,6 +28,7 @@ from .loading import load
 from .probe.features import eval_mode, source_features, source_labels
 from .probe.folded import for_features
 from .weights.bundle import weights_digest
+from .weights.description import preprocessing_of
 
 __all__ = ["extract"]
 
@@ -95,13 +96,8 @@ def extract(
             fix="pass a reference and out, or processes=1",
         )
     network = load(model).to(choose_device(device)) if isinstance(model, str) else model
-    how = network.zoo_info.get("preprocessing")
-    if not how:
-        raise InputError(
-            "It isn't known how images are prepared for this model (mean, std, size).",
-            where=model if isinstance(model, str) else network.zoo_info.get("reference"),
-            fix="publish it with its preprocessing (zoo publish, zoo convert), and extract with that",
-        )
+    name = model if isinstance(model, str) else network.zoo_info.get("reference")
+    how = preprocessing_of(network.zoo_info, name)
     source = (
         open_source(images, how=Decoding(channels=len(how["mean"]))) if isinstance(images, str) else images
     )

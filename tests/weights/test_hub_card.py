@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -196,7 +195,6 @@ def test_every_line_of_the_card_runs(homes, tmp_path, monkeypatch):
         assert torch.equal(values, wanted), block
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize("name", ["me/standard", NAME])
 def test_the_lines_for_transformers_run(homes, tmp_path, monkeypatch, name):
     hub, folder = homes

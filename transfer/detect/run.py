@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
 import math
 import shutil
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from zoo.engine.collectives import Collectives
 from zoo.engine.launch import launch
-from zoo.engine.precision import Precision, choose_device, choose_precision
+from zoo.engine.precision import Precision, shared_precision
 from zoo.engine.sync_batchnorm import synchronize_batchnorm
-from zoo.engine.world import open_world
+from zoo.engine.world import process_world
 from zoo.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SAVED, InputError, RunError, Stopped
 from zoo.files import disk_errors, read_json, write_json, write_text
 from zoo.keyed import keyed_seed
-from zoo.loading import load
 from zoo.models.factory import is_resnet
 from zoo.tensors import seeded
-from zoo.weights.bundle import weights_digest
-from zoo.weights.description import check_preprocessing
 
+from ..run import open_model
 from .batches import Stream
 from .coco_scores import coco_results
 from .config import DetectConfig
@@ -92,7 +86,7 @@ def run(asked: Work, config: DetectConfig) -> dict[str, Any]:
 
 def work(asked: Work, config: DetectConfig) -> dict[str, Any]:
     """This process's part; all processes come to the same end."""
-    with _world(asked.device) as (device, world):
+    with process_world(asked.device) as (device, world):
         sets = open_sets(asked.dataset, asked.data, config)
         for note in dict.fromkeys((*sets.train.notes, *sets.test.notes)):
             log.warning("%s", note)
@@ -103,7 +97,7 @@ def work(asked: Work, config: DetectConfig) -> dict[str, Any]:
         if sentence:
             log.info("%s", sentence)
         scored = sets.train if config.test_on_train else sets.test
-        precision = _precision(config.precision, device, world)
+        precision = shared_precision(config.precision, device, world)
         done = []
         for number in range(config.runs):
             one = _Training(asked, config, protocol, precision, world, config.seed + number, number)
@@ -305,43 +299,15 @@ def _gathered(
 
 
 def _trunk(reference: str) -> tuple[Any, dict[str, Any], str]:
-    trunk = load(reference, progress=log.isEnabledFor(logging.INFO))
-    info = trunk.zoo_info
-    if not is_resnet(info["arch"]) or trunk.conv1.in_channels != 3:
+    trunk, info, digest = open_model(reference)
+    arch = info.get("arch")
+    if arch is None or not is_resnet(arch) or trunk.conv1.in_channels != 3:
         raise InputError(
-            f"A detector stands on the stages of a ResNet for colours; this is {info['arch']}.",
+            f"A detector stands on the stages of a ResNet for colours; this is {arch or reference}.",
             where=reference,
             fix="judge it by knn, linear or semisup",
         )
-    if not info.get("preprocessing"):
-        raise InputError(
-            "It isn't known how images are prepared for this model (mean, std).",
-            where=reference,
-            fix="publish it with its preprocessing (zoo publish, zoo convert), and judge that",
-        )
-    check_preprocessing(info["preprocessing"], reference)
-    digest = info.get("weights_sha256") or weights_digest(trunk.state_dict())
     return trunk, info, digest
-
-
-@contextlib.contextmanager
-def _world(device_name: str) -> Iterator[tuple[torch.device, Collectives]]:
-    device = choose_device(device_name)
-    level = log.level
-    with open_world(device) as world:
-        if device.type == "cuda" and world.world_size > 1:
-            device = torch.device("cuda", world.local_rank)
-        if world.rank:
-            log.setLevel(logging.ERROR)
-        try:
-            yield device, world
-        finally:
-            log.setLevel(level)
-
-
-def _precision(name: str, device: torch.device, world: Collectives) -> Precision:
-    found = choose_precision(name, device).name
-    return choose_precision(world.gather_values(found)[0], device)
 
 
 def _stopped(out: str, code: int) -> Stopped:

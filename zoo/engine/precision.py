@@ -12,8 +12,16 @@ import torch
 
 from ..errors import InputError
 from ..heap import keep_freed_memory
+from .collectives import Collectives
 
-__all__ = ["Precision", "choose_device", "choose_precision", "compute_threads", "processors"]
+__all__ = [
+    "Precision",
+    "choose_device",
+    "choose_precision",
+    "compute_threads",
+    "processors",
+    "shared_precision",
+]
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -96,6 +104,11 @@ def choose_precision(name: str, device: torch.device) -> Precision:
         fallback = "float16" if device.type == "cuda" else "float32"
         name = "bfloat16" if _has_fast_bfloat16(device) else fallback
     return Precision(name, device)
+
+
+def shared_precision(name: str, device: torch.device, world: Collectives) -> Precision:
+    """As ``choose_precision``, the first process's choice in all processes."""
+    return choose_precision(world.gather_values(choose_precision(name, device).name)[0], device)
 
 
 def processors() -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .collectives import Collectives
 
-__all__ = ["open_world", "slurm_environment", "strip_local_rank"]
+__all__ = ["open_world", "process_world", "slurm_environment", "strip_local_rank"]
 
 log = logging.getLogger("zoo")
 
@@ -83,6 +83,30 @@ class _Place:
     local_rank: int
     address: str
     timeout: timedelta
+
+
+@contextlib.contextmanager
+def process_world(device_name: str) -> Iterator[tuple[torch.device, Collectives]]:
+    """This process's device and its world (``open_world``); only the first process speaks of what all of them do.
+
+    Args:
+        device_name: auto, cpu, cuda, ...
+    """
+    import torch
+
+    from .precision import choose_device
+
+    device = choose_device(device_name)
+    level = log.level
+    with open_world(device) as world:
+        if device.type == "cuda" and world.world_size > 1:
+            device = torch.device("cuda", world.local_rank)
+        if world.rank:
+            log.setLevel(logging.ERROR)
+        try:
+            yield device, world
+        finally:
+            log.setLevel(level)
 
 
 def _enter(place: _Place, device: torch.device) -> Collectives:

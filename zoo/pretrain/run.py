@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from ..engine.collectives import Collectives
 from ..engine.dashboards import check_trackers
 from ..engine.launch import leave_for_good
 from ..engine.loop import Callback
-from ..engine.precision import choose_device
 from ..engine.progress import choose_progress
-from ..engine.world import open_world
+from ..engine.world import process_world
 from ..errors import EXIT_FAILURE, InputError, RunError, Stopped
 from ..files import fresh_path
 from .collapse import Event
@@ -133,7 +132,7 @@ def start(
         flags["data.sources"] = [data] if isinstance(data, str) else list(data)
     resolved = _absolute_paths(resolve(recipe, overrides, flags))
     check_trackers(trackers)
-    with _world_of(resolved.recipe) as (device, world):
+    with process_world(resolved.recipe.device) as (device, world):
         begun = _begun_before(out, world)
         if begun is not None:
             log.warning("started again by the launcher: going on with %s", begun)
@@ -190,7 +189,7 @@ def resume(
     """
     check_trackers(trackers)
     taken = _TakenUp(Path(run), views, overrides, options)
-    with _world_of(taken.resolved.recipe) as place:
+    with process_world(taken.resolved.recipe.device) as place:
         return _go_on(taken, place, views, trackers, callbacks, progress)
 
 
@@ -267,22 +266,6 @@ def _result(session: Session, folder: RunFolder, ended: Ended) -> RunResult:
         method=session.method,
         event=ended.event,
     )
-
-
-@contextlib.contextmanager
-def _world_of(recipe: Recipe) -> Iterator[tuple[torch.device, Collectives]]:
-    """This process's device and all processes; only the first one speaks of what all of them do."""
-    device = choose_device(recipe.device)
-    level = log.level
-    with open_world(device) as world:
-        if device.type == "cuda" and world.world_size > 1:
-            device = torch.device("cuda", world.local_rank)
-        if world.rank:
-            log.setLevel(logging.ERROR)
-        try:
-            yield device, world
-        finally:
-            log.setLevel(level)
 
 
 def _begun_before(out: str | Path | None, world: Collectives) -> Path | None:

@@ -24,7 +24,7 @@ from ..engine.collectives import Collectives
 from ..engine.dashboards import choose_trackers
 from ..engine.efficiency import EfficiencyReport
 from ..engine.loop import Callback, Loop
-from ..engine.precision import Precision, choose_precision, compute_threads
+from ..engine.precision import Precision, compute_threads, shared_precision
 from ..engine.signals import StopRequest
 from ..engine.sync_batchnorm import synchronize_batchnorm, warn_of_others
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
@@ -112,8 +112,7 @@ def _precision(wanted: str, before: str | None, device: torch.device, world: Col
     """The same on all processes; ``auto`` stays what it was ``before``, where the device has that."""
     if wanted == "auto" and before is not None and (before != "float16" or device.type == "cuda"):
         wanted = before
-    found = choose_precision(wanted, device).name
-    return choose_precision(world.gather_values(found)[0], device)
+    return shared_precision(wanted, device, world)
 
 
 class _Step(nn.Module):

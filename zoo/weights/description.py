@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InputError
 from .bundle import SCHEMA
 
-__all__ = ["check_description", "check_preprocessing"]
+__all__ = ["check_description", "check_preprocessing", "preprocessing_of"]
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "schema": (int,),
@@ -66,6 +66,23 @@ def check_description(info: Mapping[str, Any], where: object) -> list[str]:
             f"The description is not as it should be: {'; '.join(problems)}.", where=where, fix=_FIX
         )
     return [name for name in info if name not in known]
+
+
+def preprocessing_of(info: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """How images are prepared for a model, of what is known of it.
+
+    Raises:
+        InputError: it isn't known, or not as it should be.
+    """
+    how = info.get("preprocessing")
+    if not how:
+        raise InputError(
+            "It isn't known how images are prepared for this model (mean, std, size).",
+            where=where,
+            fix="publish it with its preprocessing (zoo publish, zoo convert), and take that",
+        )
+    check_preprocessing(how, where)
+    return dict(how)
 
 
 def check_preprocessing(how: Mapping[str, Any], where: object, channels: int | None = None) -> None:

@@ -292,7 +292,6 @@ def test_transformers_names_and_configuration(tmp_path: Path, arch: str) -> None
     assert how["resample"] == 2 and how["image_std"] == [0.229, 0.224, 0.225]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
 def test_transformers_itself(tmp_path: Path, arch: str) -> None:
     from transformers import ResNetModel  # type: ignore[import-not-found]
