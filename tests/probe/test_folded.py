@@ -88,7 +88,13 @@ def test_what_cannot_be_folded_stays():
 def test_half_type_features_point_where_float32_features_do(tmp_path, arch):
     """By the cosine that is promised, through what ``zoo extract`` passes images through."""
     source = open_folder(image_folder(tmp_path, 8, side=64))
-    how = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "resize": 64, "crop": 64}
+    how = {
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "resize": 64,
+        "crop": 64,
+        "interpolation": "bilinear",
+    }
     trunk = trained(arch)
     before = copy.deepcopy(trunk.state_dict())
     plain, _ = source_features(trunk, source, how, 4)
@@ -121,7 +127,13 @@ def fast_hardware(monkeypatch):
 
 
 def as_model(trunk):
-    how = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "resize": 64, "crop": 64}
+    how = {
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "resize": 64,
+        "crop": 64,
+        "interpolation": "bilinear",
+    }
     trunk.zoo_info = {"arch": "resnet18", "preprocessing": how}
     return trunk
 
