@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from zoo.data.loader import Batch
 from zoo.engine.collectives import Collectives, TorchWorld, WorldOfOne
@@ -19,6 +16,7 @@ from zoo.pretrain.methods.amdim import AMDIM
 from zoo.pretrain.methods.amdim_config import AMDIMConfig
 from zoo.pretrain.methods.config_base import RunShape
 
+from .steps import train_steps
 from .world import in_processes
 
 BATCH, SIZE, STEPS = 8, 32, 3
@@ -30,17 +28,6 @@ KINDS: dict[str, tuple[dict[str, Any], int]] = {
     "mixtures in parts": ({"mixtures": 2, "costs": ["1to7", "5to5"]}, 2),
     "Local DIM": ({"costs": ["1to7"], "across_views": False}, 1),
 }
-
-
-class Step(nn.Module):
-    """A method's step as a forward pass, which is what DDP wraps."""
-
-    def __init__(self, method: AMDIM) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, *given: Any) -> Any:
-        return self.method.step(*given)
 
 
 def views_of(kind: str) -> int:
@@ -78,41 +65,21 @@ def share_of(world: Collectives, step: int, views: int) -> Batch:
 
 
 def train(world: Collectives, kind: str, first: int, last: int, state: Any = None) -> dict[str, Any]:
-    """Steps as the loop makes them: gradients averaged over processes, the loss, too."""
+    """Some steps of a kind, from the beginning or from a state."""
     method = build(world, kind)
     optimizer = torch.optim.SGD(method.param_groups(False), lr=0.05, momentum=0.9)
     if state is not None:
         method.load_state_dict(state["learner"])
         optimizer.load_state_dict(state["optimizer"])
-    parts = KINDS[kind][1]
-    compute: Any = method.step
-    if isinstance(world, TorchWorld):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # newer torch calls it otherwise
-            compute = DistributedDataParallel(
-                Step(method), process_group=world.group, broadcast_buffers=False
-            )
-    losses, logs = [], []
-    for step in range(first, last):
-        batch = share_of(world, step, views_of(kind))
-        shares = [batch] if parts == 1 else batch.split(parts)
-        method.before_step(step, 0)
-        given: list[Any] = [None]
-        if parts > 1:
-            with torch.no_grad():
-                given = method.first_pass([(lambda p=part: p.views, part) for part in shares])
-        total = torch.zeros((), dtype=torch.float64)
-        for number, part in enumerate(shares):
-            waits = number < parts - 1 and isinstance(world, TorchWorld)
-            with compute.no_sync() if waits else contextlib.nullcontext():
-                loss, figures = compute(part.views, part, given[number])
-                (loss / parts).backward()
-            total += loss.detach() / parts
-        losses.append(float(world.sum_(total)) / world.world_size)
-        logs.append({key: value for key, value in figures.items() if not key.endswith("accuracy")})
-        optimizer.step()
-        optimizer.zero_grad()
-        method.after_step(step)
+    losses, figures = train_steps(
+        method,
+        optimizer,
+        world,
+        lambda step: share_of(world, step, views_of(kind)),
+        range(first, last),
+        KINDS[kind][1],
+    )
+    logs = [{key: value for key, value in one.items() if not key.endswith("accuracy")} for one in figures]
     learner = {key: value.clone() for key, value in method.state_dict().items()}
     return {"losses": losses, "logs": logs, "learner": learner, "optimizer": optimizer.state_dict()}
 

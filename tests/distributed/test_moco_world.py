@@ -19,6 +19,7 @@ from zoo.pretrain.resolve import resolve
 from zoo.pretrain.rundir import RunFolder
 from zoo.pretrain.session import Session
 
+from .steps import train_steps
 from .world import in_processes
 
 BATCH, STEPS, VIEWS = 16, 4, 3
@@ -59,17 +60,6 @@ class Trunk(nn.Module):
         return torch.tanh(self.bn(self.conv(x))).mean(dim=(2, 3))
 
 
-class Step(nn.Module):
-    """What DDP wraps in a session."""
-
-    def __init__(self, method: MoCo) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, views: list[torch.Tensor], batch: Batch, given: Any) -> Any:
-        return self.method.step(views, batch, given)[0]
-
-
 def share_of(world: Collectives, step: int) -> Batch:
     """This process's images of a step."""
     generator = torch.Generator().manual_seed(step)
@@ -87,29 +77,9 @@ def trained(world: Collectives, case: dict[str, Any]) -> dict[str, Any]:
     shape = RunShape(VIEWS, BATCH, world.world_size, STEPS, 1, samples=20, accumulate=parts)
     torch.manual_seed(0)
     method = MoCo(Trunk("shuffle_groups" in case), config, shape, world).double().train()
-    compute: nn.Module = Step(method)
-    if world.world_size > 1:
-        compute = nn.parallel.DistributedDataParallel(compute, broadcast_buffers=False)
     (group,) = method.param_groups(exclude_one_dimensional=False)
     optimizer = torch.optim.SGD([group], lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(STEPS):
-        method.before_step(step, 0)
-        pieces = share_of(world, step).split(parts)
-        with torch.no_grad():
-            given = method.first_pass([(lambda p=piece: p.views, piece) for piece in pieces])
-        total = torch.zeros((), dtype=torch.float64)
-        for number, (piece, known) in enumerate(zip(pieces, given if parts > 1 else [None], strict=True)):
-            if isinstance(compute, nn.parallel.DistributedDataParallel):
-                compute.require_backward_grad_sync = number == parts - 1  # what no_sync() sets
-            loss = compute(piece.views, piece, known)
-            (loss / parts).backward()
-            total += loss.detach() / parts
-        method.before_update(step)
-        optimizer.step()
-        optimizer.zero_grad()
-        method.after_step(step)
-        losses.append(float(world.sum_(total)) / world.world_size)
+    losses, _ = train_steps(method, optimizer, world, lambda step: share_of(world, step), range(STEPS), parts)
     learned = {key: value for key, value in method.state_dict().items() if "running" not in key}
     return {"losses": losses, "state": learned}
 

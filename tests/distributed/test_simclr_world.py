@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from zoo.data.loader import Batch
 from zoo.engine.collectives import Collectives, TorchWorld, WorldOfOne
@@ -17,6 +14,7 @@ from zoo.pretrain.methods import METHODS
 from zoo.pretrain.methods.base import Method
 from zoo.pretrain.methods.config_base import RunShape
 
+from .steps import train_steps
 from .world import in_processes
 
 VIEWS, BATCH, STEPS = 3, 8, 3
@@ -55,17 +53,6 @@ class SmallTrunk(torch.nn.Module):
         return torch.tanh(self.norm(self.convolution(x))).mean(dim=(2, 3))
 
 
-class Step(torch.nn.Module):
-    """A method's step as a forward pass, which is what DDP wraps."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, *given: Any) -> Any:
-        return self.method.step(*given)
-
-
 def build(world: Collectives, kind: str) -> Method:
     name, settings, parts = KINDS[kind]
     torch.manual_seed(0)
@@ -85,42 +72,16 @@ def share_of(world: Collectives, step: int) -> Batch:
 
 
 def train(world: Collectives, kind: str, first: int, last: int, state: Any = None) -> dict[str, Any]:
-    """Steps as the loop makes them: gradients averaged over processes, the loss, too."""
+    """Some steps of a kind, from the beginning or from a state."""
     method = build(world, kind)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1, momentum=0.9)
     if state is not None:
         method.load_state_dict(state["learner"])
         method.load_local_state(state["local"])
         optimizer.load_state_dict(state["optimizer"])
-    parts = KINDS[kind][2]
-    compute: Any = method.step
-    if isinstance(world, TorchWorld):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # newer torch calls it otherwise
-            compute = DistributedDataParallel(
-                Step(method), process_group=world.group, broadcast_buffers=False
-            )
-    losses = []
-    for step in range(first, last):
-        batch = share_of(world, step)
-        shares = [batch] if parts == 1 else batch.split(parts)
-        method.before_step(step, 0)
-        given: list[Any] = [None]
-        if parts > 1:
-            with torch.no_grad():
-                given = method.first_pass([(lambda p=part: p.views, part) for part in shares])
-        total = torch.zeros((), dtype=torch.float64)
-        for number, part in enumerate(shares):
-            waits = number < parts - 1 and isinstance(world, TorchWorld)
-            with compute.no_sync() if waits else contextlib.nullcontext():
-                loss, _ = compute(part.views, part, given[number])
-                (loss / parts).backward()
-            total += loss.detach() / parts
-        losses.append(float(world.sum_(total)) / world.world_size)
-        method.before_update(step)
-        optimizer.step()
-        optimizer.zero_grad()
-        method.after_step(step)
+    losses, _ = train_steps(
+        method, optimizer, world, lambda step: share_of(world, step), range(first, last), KINDS[kind][2]
+    )
     learner = {key: value.clone() for key, value in method.state_dict().items()}
     saved = {"learner": learner, "local": method.local_state(), "optimizer": optimizer.state_dict()}
     return {"losses": losses, **saved}

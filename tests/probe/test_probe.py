@@ -97,6 +97,18 @@ def test_a_class_without_votes_is_in_no_top_five():
     assert ranks[0] < 5 and ranks[1] < 6  # all have a vote, however faint
 
 
+@pytest.mark.parametrize("rows", [100, 128, 500, 513])
+def test_the_nearest_of_many_rows_are_the_nearest_of_all(rows):
+    generator = torch.Generator().manual_seed(rows)
+    bank = torch.randn(rows, 6, generator=generator, dtype=torch.float64)
+    for k in (1, 3, 60):
+        cosines, index = nearest(bank, bank, k, leave_one_out=True)
+        unit = bank / bank.norm(dim=1, keepdim=True)
+        wanted = (unit @ unit.T).fill_diagonal_(-2.0).sort(dim=1, descending=True)
+        assert torch.equal(index, wanted.indices[:, :k])
+        torch.testing.assert_close(cosines, wanted.values[:, :k])
+
+
 def test_knn_accuracy_counts_and_a_class_may_be_missing_from_the_bank():
     bank, labels = torch.eye(2), torch.tensor([0, 1])
     queries = torch.tensor([[1.0, 0.1], [0.1, 1.0], [1.0, 0.0], [0.0, 1.0]])
