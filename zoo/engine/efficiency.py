@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..files import write_json
+from ..products import row_products
 from .loop import Loop, StepRecord
 from .sections import KEEP, SECTIONS, WARM_UP, clock_of
 from .trackers import Guarded
@@ -189,29 +190,22 @@ def _fastest_product(
 ) -> float:
     generator = torch.Generator(device)  # the global one belongs to the run
     best, rows = 0.0, 512
-    a, product = _square(rows, device, dtype, generator)
+    a = torch.rand(rows, rows, device=device, dtype=dtype, generator=generator)
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         # Twice: the first product of its size may load or compile its kernel.
-        took = min(_product_seconds(a, product) for _ in range(2))
+        took = min(_product_seconds(a) for _ in range(2))
         best = max(best, 2.0 * rows**3 / took)
         if took < enough and rows < limit:
             rows *= 2
-            a, product = _square(rows, device, dtype, generator)
+            a = torch.rand(rows, rows, device=device, dtype=dtype, generator=generator)
     return best
 
 
-def _square(
-    rows: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    a = torch.rand(rows, rows, device=device, dtype=dtype, generator=generator)
-    return a, torch.empty_like(a)
-
-
-def _product_seconds(a: torch.Tensor, product: torch.Tensor) -> float:
+def _product_seconds(a: torch.Tensor) -> float:
     clock = clock_of(a.device)
     first = clock.stamp()
-    torch.mm(a, a, out=product)
+    row_products(a, a)
     last = clock.stamp()
     clock.wait(last)
     return clock.seconds(first, last)

@@ -5,12 +5,12 @@ Source: Wu et al. 2018 (instance discrimination), the protocol that SwAV and MoC
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn import functional as F
 
+from ..products import row_products
 from .scores import true_ranks
 
 __all__ = ["knn_accuracy", "knn_ranks", "knn_scores", "nearest", "votes"]
@@ -44,12 +44,12 @@ def nearest(
         known = F.normalize(bank[first : first + _BANK].to(dtype), dim=1)
         for row in range(0, len(asked), _QUERIES):
             rows = slice(row, min(row + _QUERIES, len(asked)))
-            cosines = asked[rows] @ known.T
+            cosines = row_products(asked[rows], known)
             if leave_one_out:
                 start = max(row, first)
                 own = torch.arange(start, max(start, min(rows.stop, first + len(known))))
                 cosines[own - row, own - first] = -torch.inf
-            values, index = _largest(cosines, k)
+            values, index = cosines.topk(min(k, len(known)), dim=1)
             if first == 0 and values.shape[1] == k:
                 best[rows], where[rows] = values, index
                 continue
@@ -58,22 +58,6 @@ def nearest(
             best[rows], chosen = values.topk(k, dim=1)
             where[rows] = index.gather(1, chosen)
     return best, where
-
-
-def _largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row and where they are, highest first; all of them, if there are fewer.
-
-    The k largest lie in the k groups with the largest maxima: a row is read once, and a fraction of it sorted.
-    """
-    columns = values.shape[1]
-    group = 2 ** int(math.log2(max(1, columns // (8 * k))))
-    if group < 2 or columns % group:
-        return values.topk(min(k, columns), dim=1)
-    grouped = values.unflatten(1, (-1, group))
-    groups = grouped.amax(2).topk(k, dim=1, sorted=False).indices
-    members = groups[:, :, None] * group + torch.arange(group, device=values.device)
-    best, place = values.gather(1, members.flatten(1)).topk(k, dim=1)
-    return best, members.flatten(1).gather(1, place)
 
 
 def votes(
