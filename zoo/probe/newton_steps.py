@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..products import row_products
-
 __all__ = ["NewtonSteps"]
 
 _GRAM_ROWS = 12_000  # the products of more rows with one another take too much memory (600 MB)
@@ -93,7 +91,7 @@ class NewtonSteps:
         """X X^T of some rows, in float32 unless it has to be exact."""
         if exact or len(self.x) > _GRAM_ROWS:
             some = self.x[rows] if exact else self.x[rows].float()
-            return row_products(some, some)
+            return some @ some.T
         if self._products is None:
             self._products = _gram(self.x.float())
         return self._products[rows[:, None], rows]
@@ -149,6 +147,6 @@ def _gram(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(len(x), len(x))
     for first in range(0, len(x), _ROWS):
         last = first + _ROWS
-        out[first:last, :last] = row_products(x[first:last], x[:last])
+        out[first:last, :last] = x[first:last] @ x[:last].T
         out[:first, first:last] = out[first:last, :first].T
     return out
