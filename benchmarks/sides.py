@@ -101,6 +101,7 @@ def compare(
     pairs: int,
     alike: Callable[[float, float], bool],
     between: Callable[[], None] = lambda: None,
+    more: Sequence[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Step both sides in turn; the order alternates.
 
@@ -111,12 +112,13 @@ def compare(
         pairs: timed steps of each.
         alike: whether the two first losses may be those of the same step.
         between: called after each pair.
+        more: words for both sides.
 
     Returns:
         The figures for the result's file, and what ours told about itself.
     """
     rows = []
-    command = [script, "--batch", str(batch), "--threads", str(threads), "--serve"]
+    command = [script, "--batch", str(batch), "--threads", str(threads), *more, "--serve"]
     with Side([*command, "ours"]) as ours, Side([*command, "plain"]) as plain:
         losses = [side.about["first_loss"] for side in (ours, plain)]
         if not alike(*losses):
@@ -141,11 +143,13 @@ def compare(
     return found, about
 
 
-def show(found: dict[str, Any], threads: int, target: float, target_memory: float, promised: bool) -> bool:
-    """Print what ``compare`` found; whether both targets are met, where they are ``promised``."""
+def show(
+    found: dict[str, Any], threads: int, target: float, target_memory: float | None, promised: bool
+) -> bool:
+    """Print what ``compare`` found; whether its targets are met, where they are ``promised``."""
     rates, ratio, memory = found["images_per_second"], found["speedup"], found["peak_memory_bytes"]
     fast = ratio["median"] >= target or not promised
-    small = found["memory_of_plain"] <= target_memory or not promised
+    small = target_memory is None or found["memory_of_plain"] <= target_memory or not promised
     print(f"img/s: ours {rates['ours']:.3g}, plain {rates['plain']:.3g}, {threads} threads")
     print(f"computed in {found['precision']}, as a run would here")
     print(
@@ -159,7 +163,9 @@ def show(found: dict[str, Any], threads: int, target: float, target_memory: floa
     return fast and small
 
 
-def _verdict(target: float, met: bool, promised: bool) -> str:
+def _verdict(target: float | None, met: bool, promised: bool) -> str:
+    if target is None:
+        return "no target"
     if not promised:
         return f"no target (that of {target} is for bfloat16)"
     return f"target {target}: {'met' if met else 'MISSED'}"

@@ -43,6 +43,10 @@ def convert(
             "--legacy", help="In the container of torch before 1.6 (layouts torchvision and amdim)."
         ),
     ] = False,
+    yaml: Annotated[
+        bool,
+        typer.Option("--yaml", help="Write detectron2's settings for the weights beside them, as NAME.yaml."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +54,9 @@ def convert(
     set_up_notes()
     from zoo.conversion import convert as convert_model
 
-    done = convert_model(model, to=to, out=out, name=name, licence=licence, legacy=legacy, force=force)
+    done = convert_model(
+        model, to=to, out=out, name=name, licence=licence, legacy=legacy, yaml=yaml, force=force
+    )
     if as_json:
         print_json(done.to_json())
         return
@@ -72,6 +78,9 @@ def _lines(done: Converted) -> list[str]:
     lines += [f"note     {note}" for note in (*account.notes, *done.notes)]
     if done.published is None:
         lines.append(f"wrote    {done.path} ({done.to})")
+        if done.yaml is not None:
+            lines.append(f"wrote    {done.yaml} (its settings)")
+        lines += ["use it with:", *(f"    {line}" for line in done.usage)] if done.usage else []
     else:
         new = "published" if done.published.new else "was published before:"
         lines.append(f"{new} {done.published.name}@{done.published.revision}")

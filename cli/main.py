@@ -25,6 +25,7 @@ _COMMANDS = {
     "publish": "models:publish",
     "transfer": "transfer:app",
     "results": "transfer:results",
+    "table": "table:table",
     "predict": "predict:predict",
     "extract": "extract:extract",
     "assign": "assign:assign",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ._jobs import submit_command, words_for_processes
 from ._options import Device, Json, Out, Precision, Progress, Quiet, Seed, Sets, Workers
-from ._output import print_json, set_up_notes
+from ._output import set_up_notes
 
 __all__ = ["pretrain"]
 
@@ -150,7 +150,7 @@ def pretrain(
                 fix="say how many each machine has with --slurm gpus=N, or tasks=N on processors",
             )
         wanted = _recipe_of(recipe, resume, out, overrides, options)
-        _submit(context.obj, slurm, wanted, resume or out, resume is None, as_json)
+        _submit(context.obj, slurm, wanted, resume or out, as_json)
         return
     if nproc is not None and nproc > 1 and "RANK" not in os.environ:
         name = None if resume else resolve(recipe or "swav_tiny", overrides, options).recipe.name
@@ -188,7 +188,8 @@ def pretrain(
             progress=progress,
         )
     result.require_finished()
-    if not as_json:
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if not as_json and rank == "0":
         print(f"{result.path}: finished, {result.total_steps} steps")
 
 
@@ -206,7 +207,7 @@ def _launch(words: Sequence[str], nproc: int, restarts: int, out: str | None, na
     if name is not None and out is None:
         # Chosen once for all processes, and known to them when they are started again.
         folder = fresh_path(runs_root(), name)
-    code = launch(["-m", "_zoo_entry", *_words_for_processes(words, folder)], nproc, restarts)
+    code = launch(["-m", "_zoo_entry", *words_for_processes(words, folder)], nproc, restarts)
     if folder is not None:
         with contextlib.suppress(OSError):  # it holds a run, unless nothing was begun
             folder.rmdir()
@@ -239,10 +240,9 @@ def _recipe_of(
 
 
 def _submit(
-    words: Sequence[str], slurm: Sequence[str], recipe: Any, place: str | None, new: bool, as_json: bool
+    words: Sequence[str], slurm: Sequence[str], recipe: Any, place: str | None, as_json: bool
 ) -> None:
     """Queue this very command; ``place`` is the run's folder, if it was named."""
-    from zoo.engine.slurm import submit
     from zoo.engine.slurm_request import parse_slurm
     from zoo.errors import InputError
     from zoo.files import fresh_path
@@ -258,35 +258,7 @@ def _submit(
             fix=f"use a multiple of {shares}",
         )
     folder = Path(place).absolute() if place else fresh_path(runs_root(), recipe.name).absolute()
-    inner = _words_for_processes(words, folder if new and place is None else None)
-    try:
-        job = submit(["-m", "_zoo_entry", *inner], folder, request)
-    except BaseException:
-        if place is None:
-            folder.rmdir()
-        raise
-    if as_json:
-        print_json({"schema": 1, "job": job.job_id, "run": str(folder), "logs": str(job.logs)})
-        return
-    print(f"job {job.job_id}: {request.nodes} node(s) x {request.tasks} task(s)")
-    print(f"  run:    {folder}")
-    print(f"  logs:   {job.logs}")
-    print(f"  follow: tail -F {shlex.quote(str(job.log))}; squeue -j {job.job_id}")
-    print(f"  stop:   scancel {job.job_id}")
-
-
-def _words_for_processes(words: Sequence[str], out: Path | None) -> list[str]:
-    """What was typed, without what concerns the launching, and with the run's folder."""
-    rest: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        flag, sign, _ = word.partition("=")
-        if flag in ("--nproc", "--restarts", "--slurm"):
-            if not sign:
-                next(remaining, None)
-        else:
-            rest.append(word)
-    return rest if out is None else [*rest, "--out", str(out)]
+    submit_command(words, folder, request, place is not None, as_json)
 
 
 def _own_views(place: str | None) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from ._jobs import submit_command
 from ._options import Device, Json, MaxPixels, Out, Quiet, Sets
 from ._output import print_json, print_table, set_up_notes
 
@@ -46,10 +48,55 @@ _ClassIndex = Annotated[
         "--class-index", metavar="FILE", help="Class names in the order of their numbers (JSON or lines)."
     ),
 ]
+_More = Annotated[list[str] | None, typer.Argument(hidden=True)]
 _CacheFeatures = Annotated[
     bool, typer.Option("--cache-features", help="Keep the trunk's features for later calls, and use them.")
 ]
 _Workers = Annotated[int, typer.Option("--workers", min=0, help="Data processes.")]
+
+
+_Slurm = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE,...",
+        help="Submit it as a SLURM job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00.",
+    ),
+]
+
+
+def _submit(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> None:
+    """Queue this very command; its tasks are the processes."""
+    from pathlib import Path
+
+    from transfer import RECIPES
+    from transfer.results import new_result_path
+    from transfer.run import settings_of
+    from zoo.engine.slurm_request import parse_slurm
+    from zoo.errors import InputError
+
+    set_up_notes(common["quiet"])
+    settings_of(recipe, _given(settings, common))  # what can't be is refused before it waits in a queue
+    if settings.get("nproc"):
+        raise InputError(
+            "--slurm and --nproc can't be used together: the job's tasks are the processes.",
+            where=f"--nproc {settings['nproc']}",
+            fix="say how many each machine has with --slurm gpus=N, or tasks=N on processors",
+        )
+    request = parse_slurm(common["slurm"])
+    out = common["out"]
+    dataset = common["dataset"] or common["data"] or RECIPES.config(recipe).default_data
+    folder = Path(out) if out else new_result_path(recipe, dataset)
+    words = common["context"].obj
+    submit_command(words, folder.absolute(), request, bool(out), common["as_json"])
+
+
+def _given(settings: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's settings that were typed."""
+    from zoo.pretrain.resolve import parse_assignments
+
+    given = {key: value for key, value in settings.items() if value is not None}
+    return {**given, **parse_assignments(common["sets"] or [])}
 
 
 def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> None:
@@ -58,17 +105,15 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
     from transfer.compare import protocol_of
     from transfer.run import transfer
     from zoo.data.decoding import MAX_PIXELS
-    from zoo.pretrain.resolve import parse_assignments
     from zoo.weights.hubs.local import LocalHub
 
-    given = {key: value for key, value in settings.items() if value is not None}
     # A folder alone is the data set: the built-in one must not lend it its name.
     result = transfer(
         recipe,
         model=common["model"] or LocalHub().newest(),
         dataset=common["dataset"] or common["data"] or RECIPES.config(recipe).default_data,
         data=common["data"],
-        settings={**given, **parse_assignments(common["sets"] or [])},
+        settings=_given(settings, common),
         out=common["out"],
         workers=common["workers"],
         resize=common["resize"],
@@ -78,6 +123,8 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
         class_index=common["class_index"],
         cache_features=common["cache_features"],
     )
+    if os.environ.get("RANK", "0") != "0":
+        return  # of several processes the first one speaks
     if common["as_json"]:
         print_json({"schema": 1, **result})
         return
@@ -94,6 +141,8 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
         print(
             f"the last epoch is {details['last_epoch']}, the best one {details['best_epoch']}, by the test images"
         )
+    if selection := details.get("selection"):
+        print(f"{selection['what']} {selection['chosen']:g}: the best by {selection['by']}")
     if details.get("flatters"):
         print(f"not for comparison: {details['flatters']}")
     print(f"the evidence is in {result['path']}")
@@ -123,7 +172,18 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         )
+    if "nproc" in RECIPES.config(recipe).model_fields:
+        more: dict[str, Any] = {"slurm": _Slurm, "context": typer.Context}
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in more.items()
+        ]
     common = {parameter.name for parameter in parameters}
+    spread = RECIPES.config(recipe).spread
+    if spread:
+        parameters.append(
+            inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_More)
+        )
     for name, field in RECIPES.config(recipe).model_fields.items():
         flag = "--" + name.replace("_", "-")
         shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
@@ -143,6 +203,14 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
     }
 
     def command(**given: Any) -> None:
+        more = given.pop("more", None) or []
+        if more and given[spread] is None:
+            from zoo.errors import InputError
+
+            flag = "--" + spread.replace("_", "-")
+            raise InputError("A word too many.", where=more[0], fix=f"further values come after {flag}")
+        if more:
+            given[spread] = ",".join([given[spread], *more])
         settings = {
             name: [part for part in value.split(",") if part]
             if name in several and value is not None
@@ -150,7 +218,11 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
             for name, value in given.items()
             if name not in common
         }
-        _judge(recipe, settings, {name: given[name] for name in common})
+        shared = {name: given[name] for name in common}
+        if shared.get("slurm"):
+            _submit(recipe, settings, shared)
+        else:
+            _judge(recipe, settings, shared)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -180,7 +252,7 @@ def _suite(
             "supervised: its architecture's supervised ones.",
         ),
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    more: _More = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="For a mean and a deviation.")] = "0",
     out: Out = None,
     workers: _Workers = 0,

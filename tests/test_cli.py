@@ -80,6 +80,7 @@ def test_looking_and_mistyping_load_no_torch(tmp_path):
         "recipes show swav_tiny": 0,
         "recipes diff swav_tiny swav_rn50_800ep": 0,
         f"runs {tmp_path}": 0,
+        f"table --results {tmp_path}": 0,
         "pretrain swav_tinny": 2,
         "pretrain --set epoch=3": 2,
     }

@@ -28,6 +28,6 @@ RECIPES = Registry(
         "detect",
         "detect.config:DetectConfig",
         "detect.run:run",
-        "Faster or Mask R-CNN on VOC, COCO or boxes of your own",
+        "Faster or Mask R-CNN or DETR on VOC, COCO or boxes of your own",
     ),
 )

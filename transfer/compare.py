@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["compared", "groups_of", "protocol_of", "spread", "table_of"]
+__all__ = ["compared", "groups_of", "in_percent", "in_words", "protocol_of", "spread", "table_of"]
 
 _METRICS = ("top1", "top5", "mAP", "AP50", "AP")  # what is shown, as far as a result has it
 
@@ -19,7 +19,8 @@ def protocol_of(result: Mapping[str, Any]) -> str:
         share = str(settings["labels"]["name"])
     else:
         share = f"{100 * settings['fraction']:g} %" if "fraction" in settings else ""
-    words = [word for word in (share, settings.get("protocol")) if word]
+    kinds = (share, settings.get("protocol"), settings.get("engine"))
+    words = [word for word in kinds if word not in (None, "", "own")]
     return f"{result['recipe']} ({', '.join(words)})" if words else str(result["recipe"])
 
 
@@ -104,7 +105,7 @@ def compared(group: Mapping[str, Any]) -> list[dict[str, str]]:
             "crop": str(row["crop"] or "-"),
             "seeds": ",".join(map(str, row["seeds"])),
         }
-        rows.append(shown | {name: _shown(row["metrics"][name]) for name in group["metrics"]})
+        rows.append(shown | {name: in_words(in_percent(row["metrics"][name])) for name in group["metrics"]})
     return rows
 
 
@@ -120,17 +121,28 @@ def table_of(groups: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[
         columns.append(column)
         for row in group["rows"]:
             mine = rows.setdefault(str(row["model"]), {"model": str(row["model"])})
-            mine[column] = _shown(row["metrics"][metric])
+            mine[column] = in_words(in_percent(row["metrics"][metric]))
     return columns, list(rows.values())
 
 
-def _shown(found: Mapping[str, Any]) -> str:
-    if found["mean"] is None:
+def in_words(percent: Mapping[str, Any]) -> str:
+    """A mean with its deviation, or its interval, or alone: ``71.2 +- 0.4``, ``71.2 (69.9 - 72.4)``.
+
+    Args:
+        percent: ``mean``, ``deviation`` and ``interval``, each None where there is none.
+    """
+    if percent["mean"] is None:
         return "-"
-    text = f"{100 * found['mean']:.1f}"
-    if found["deviation"] is not None:
-        return f"{text} +- {100 * found['deviation']:.1f}"
-    if found["interval"] is not None:
-        low, high = found["interval"]
-        return f"{text} ({100 * low:.1f} - {100 * high:.1f})"
+    text = f"{percent['mean']:.1f}"
+    if percent["deviation"] is not None:
+        return f"{text} +- {percent['deviation']:.1f}"
+    if percent["interval"] is not None:
+        low, high = percent["interval"]
+        return f"{text} ({low:.1f} - {high:.1f})"
     return text
+
+
+def in_percent(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's metric (``groups_of``) times a hundred."""
+    scaled = {key: None if found[key] is None else 100 * found[key] for key in ("mean", "deviation")}
+    return {**scaled, "interval": found["interval"] and [100 * edge for edge in found["interval"]]}

@@ -16,8 +16,12 @@ class TransferConfig(Strict):
 
     files: ClassVar[tuple[str, ...]] = ()
     """The settings that name a file."""
+    folders: ClassVar[tuple[str, ...]] = ()
+    """The settings that name a folder."""
     default_data: ClassVar[str] = "builtin:photos"
     """The data set if none is named."""
+    spread: ClassVar[str] = ""
+    """The list whose further values may follow as words of their own: ``--backbone-lr 1e-5 5e-5``."""
     frozen_trunk: ClassVar[bool] = True
     """The trunk is the same afterwards, bit for bit: it is hashed before and after."""
 

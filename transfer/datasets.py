@@ -37,7 +37,8 @@ _TAIL = 4096  # bytes that tell nearly all pictures of one size apart
 class Labelled:
     """A training part, a test part and the classes, in the training part's order.
 
-    ``part_of`` says which published set these images are a part of, if they aren't the whole.
+    ``part_of`` says which published set these images are a part of, if they aren't the whole. ``overlap`` says whether
+    test images are training images: ``none`` is, such were ``accepted``, or they were ``not compared``: these are no files.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Labelled:
     val: ImageSource
     classes: tuple[str, ...]
     part_of: str = ""
+    overlap: str = ""
 
 
 class SubsetImages:
@@ -201,9 +203,11 @@ def _checked(opened: Labelled, allow_overlap: bool, train_only: bool) -> Labelle
         raise InputError("The training and the test images are the same.", where=opened.name)
     mapped = _by_training_names(train, val)
     check_labels(train, mapped, opened.classes)
+    overlap = "accepted" if allow_overlap else "not compared"
     if not allow_overlap and isinstance(train, FileImages) and isinstance(val, FileImages):
         refuse_overlap(train, val)
-    return replace(opened, val=mapped)
+        overlap = "none"
+    return replace(opened, val=mapped, overlap=overlap)
 
 
 def _require_labels(part: str, source: ImageSource) -> None:

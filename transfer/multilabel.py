@@ -19,9 +19,9 @@ from zoo.errors import InputError, did_you_mean
 
 from .datasets import Labelled, refuse_overlap
 from .detect.photos import photos_voc
-from .detect.voc import VOC_CLASSES
 from .tables import TESTS, columns_of, find_table, packed_path, refuse_absent, table_rows
-from .voc_labels import VOC07_COUNTS, VOC_TREE, find_sets, image_set, voc_folders, voc_labels
+from .voc import VOC_CLASSES, VOC_COUNTS, VOC_TREE, year_folders
+from .voc_labels import find_sets, set_pictures, voc_labels
 
 __all__ = ["MultilabelImages", "open_multilabel", "refuse_multilabel"]
 
@@ -57,6 +57,11 @@ class MultilabelImages:
         self.full = full
         self._about = about
 
+    @property
+    def source(self) -> FileImages:
+        """What the images are read from: whether it was touched, ``files_stamp`` asks it."""
+        return self.files
+
     def __len__(self) -> int:
         return len(self.files)
 
@@ -88,7 +93,7 @@ def refuse_multilabel(name: str) -> None:
     """
     folder = Path(name).expanduser()
     table = find_table(folder, ("train",))
-    if any((candidate / "ImageSets" / "Main").is_dir() for candidate in voc_folders(folder)):
+    if any((candidate / "ImageSets" / "Main").is_dir() for candidate in year_folders(folder)):
         why = "VOC's layout"
     elif table and "labels" in columns_of(table):
         why = f"{table.name} has a column labels"
@@ -142,7 +147,7 @@ def open_multilabel(
         raise InputError("No image has a class.", where=folder)
     if not allow_overlap:
         refuse_overlap(train.files, val.files)
-    return Labelled(name, train, val, train.classes, part_of)
+    return Labelled(name, train, val, train.classes, part_of, "accepted" if allow_overlap else "none")
 
 
 def _part_of_voc07(*parts: MultilabelImages) -> str:
@@ -191,12 +196,12 @@ def _open_voc(folder: Path, train_split: str, test_split: str) -> tuple[Multilab
 
 
 def _voc_part(root: Path, split: str, classes: Sequence[str] | None) -> MultilabelImages:
-    ids = image_set(root, split)
+    ids, pictures = set_pictures(root, split)
     known, labels, source = voc_labels(root, split, ids, classes)
-    paths = PackedPaths(os.fsencode(f"JPEGImages/{name}.jpg") for name in ids)
+    paths = PackedPaths(os.fsencode(f"JPEGImages/{file}") for file in pictures)
     files = FileImages(f"{root.name} {split}", root, paths)
     is_voc07 = root.name == "VOC2007" and known == VOC_CLASSES
-    full = VOC07_COUNTS.get(split, 0) if is_voc07 else 0
+    full = VOC_COUNTS.get(("2007", split), 0) if is_voc07 else 0
     return MultilabelImages(files, labels, known, {"split": split, "labels_from": source}, full)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from .intervals import intervals
 from .labels import split_sha256
 from .multilabel import open_multilabel, refuse_multilabel
 from .results import new_result_path, refuse_another_task, short_name, write_result
+from .trained import trained_as
 
 __all__ = ["Context", "judge", "open_context", "open_model", "settings_of", "sized", "transfer"]
 
@@ -91,36 +92,40 @@ class Context:
             seed: of the crop.
         """
         key = (part, tuple(stages), view, None if view is None else seed)
-        if key not in self._features:
-            source = self.train if part == "train" else self.val
-            how = self.preprocessing
-            if view is not None:
-                maker = PlannedViews(crop_and_flip(int(how["crop"])))
-                source, how = ViewOfImages(source, maker, seed, view), {**how, "resize": how["crop"]}
-            if self.cache:
-                self._features[key] = self._kept(source, how, tuple(stages))
-            else:
-                self._features[key] = source_features(self.staged(stages), source, how, _BATCH)
-        return self._features[key]
+        source = self.train if part == "train" else self.val
+        how = self.preprocessing
+        if view is not None:
+            maker = PlannedViews(crop_and_flip(int(how["crop"])))
+            source, how = ViewOfImages(source, maker, seed, view), {**how, "resize": how["crop"]}
+        return self.features_of(key, self.staged(stages), source, how, stages=tuple(stages))
 
-    def _kept(
-        self, source: ImageSource, how: dict[str, Any], stages: tuple[str, ...]
+    def features_of(
+        self, key: tuple[Any, ...], network: Any, source: ImageSource, how: dict[str, Any], **more: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features from the cache, or into it; the labels are asked for anew."""
+        """Features that a network made of the trunk gives for images, and their labels; computed at most once.
+
+        Args:
+            key: what tells them from the context's others.
+            network: a module whose ``trunk`` is the context's, or that itself.
+            source: the images; those that it makes them of are its ``source``.
+            how: preprocessing.
+            more: what of the network neither its weights nor its layers say, as JSON.
+        """
+        if key in self._features:
+            return self._features[key]
+        if not self.cache:
+            self._features[key] = source_features(network, source, how, _BATCH)
+            return self._features[key]
         if is_own_code(self.trunk):
             raise InputError(
                 "Features of a network of your own are not kept: its code may change unseen.",
                 where=self.model,
                 fix="leave out --cache-features",
             )
-        network = self.staged(stages)
-        facts = {
-            "model": features_identity(network, source, how, _BATCH),
-            "stages": stages,
-            "dtype": "float32",
-        }
+        facts = {"model": features_identity(network, source, how, _BATCH), "dtype": "float32", **more}
         found = kept_features(facts, len(source), lambda: source_features(network, source, how, _BATCH)[0])
-        return found, source_labels(source)
+        self._features[key] = found, source_labels(source)
+        return self._features[key]
 
 
 class RawPixels(nn.Flatten):
@@ -186,25 +191,12 @@ def transfer(
         RunError: training diverged; the result is written and says so.
     """
     config = settings_of(recipe, settings or {})
-    was_there = out is not None and Path(out).exists()
-    out = Path(out) if out is not None else new_result_path(recipe, dataset)
-    with disk_errors("Making the result's folder", out):  # before the work, not after it
-        out.mkdir(parents=True, exist_ok=True)
-    try:
-        if recipe == "detect":
-            from .detect.run import Work
-
-            _refuse_options(resize=resize, crop=crop, class_index=class_index)
-            if cache_features:
-                raise InputError(
-                    "Detection trains the trunk: no features are kept.", where="--cache-features"
-                )
-            began = time.monotonic()
-            progress = "auto" if log.isEnabledFor(logging.INFO) else "quiet"
-            asked = Work(model, dataset, data, str(out), device, workers, progress)
-            found = RECIPES.code(recipe)(asked, config)
-            what, evidence = found.pop("model"), found.pop("data")
-            return _conclude(recipe, model, what, dataset, evidence, config, found, began, out)
+    if recipe == "detect":
+        _refuse_options(resize=resize, crop=crop, class_index=class_index)
+        if cache_features:
+            raise InputError("Detection trains the trunk: no features are kept.", where="--cache-features")
+        return _detect(model, dataset, data, config, out, workers, device)
+    with _result_folder(recipe, dataset, out) as folder:
         context = open_context(
             model,
             dataset,
@@ -220,13 +212,50 @@ def transfer(
             image_sets=config.image_sets,
             cache_features=cache_features,
         )
-        refuse_another_task(out, recipe, dataset, context.weights_sha256)
-        return judge(recipe, context, config, out)
+        refuse_another_task(folder, recipe, dataset, context.weights_sha256)
+        return judge(recipe, context, config, folder)
+
+
+@contextlib.contextmanager
+def _result_folder(recipe: str, dataset: str, out: str | Path | None) -> Iterator[Path]:
+    """The result's folder, made before the work, not after it; gone if nothing came of that."""
+    was_there = out is not None and Path(out).exists()
+    folder = Path(out) if out is not None else new_result_path(recipe, dataset)
+    with disk_errors("Making the result's folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
     except BaseException:
         if not was_there:
             with contextlib.suppress(OSError):  # it holds a result all the same
-                out.rmdir()
+                folder.rmdir()
         raise
+
+
+def _detect(
+    model: str,
+    dataset: str,
+    data: str | None,
+    config: Any,
+    out: str | Path | None,
+    workers: int,
+    device: str,
+) -> dict[str, Any]:
+    """Detection: in processes that it starts, or that torchrun or SLURM started; the first one writes."""
+    from .detect.run import Work, entered, run
+
+    began = time.monotonic()
+    progress = "auto" if log.isEnabledFor(logging.INFO) else "quiet"
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(entered(config, device))
+        first = place is None or place[1].rank == 0
+        folder = stack.enter_context(_result_folder("detect", dataset, out)) if first else None
+        if place is not None:
+            folder = Path(place[1].gather_values(None if folder is None else str(folder))[0])
+        found = run(Work(model, dataset, data, str(folder), device, workers, progress), config, place)
+        what, evidence = found.pop("model"), found.pop("data")
+        assert folder is not None
+        return _conclude("detect", model, what, dataset, evidence, config, found, began, folder, first)
 
 
 def _refuse_options(**options: int | str | None) -> None:
@@ -297,13 +326,14 @@ def judge(recipe: str, context: Context, config: TransferConfig, out: Path) -> d
         found["trunk_sha256"] = {"before": before, "after": after}
         if before != after:
             raise RunError("The frozen trunk is not what it was.", where=f"{recipe}: {context.model}")
-    what = {"preprocessing": context.preprocessing, "weights_sha256": context.weights_sha256}
+    what = {**context.info, "preprocessing": context.preprocessing, "weights_sha256": context.weights_sha256}
     parts = {"train": context.train, "val": context.val}
     evidence = {
         "classes": context.classes,
         "class_names": list(context.labelled.classes),  # the test part's labels were mapped to these
         **{name: part.fingerprint() for name, part in parts.items()},
         "split_sha256": {name: split_sha256(part) for name, part in parts.items()},
+        "overlap": context.labelled.overlap,
     }
     return _conclude(recipe, context.model, what, context.labelled.name, evidence, config, found, began, out)
 
@@ -318,6 +348,7 @@ def _conclude(
     found: dict[str, Any],
     began: float,
     out: Path,
+    write: bool = True,
 ) -> dict[str, Any]:
     """Gather a result with its evidence and write it; then stop if it says that training diverged.
 
@@ -330,6 +361,7 @@ def _conclude(
         "recipe": recipe,
         "model": model if model.startswith("pixels:") else str(parse_reference(model)),
         "weights_sha256": what["weights_sha256"],
+        "trained": trained_as(what),
         "dataset": short_name(dataset),
         "metrics": found.pop("metrics"),
         "intervals": {**intervals(hits, config.seed), **found.pop("intervals", {})},
@@ -343,7 +375,7 @@ def _conclude(
         "seconds": round(time.monotonic() - began, 2),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    path = write_result(out, result)
+    path = write_result(out, result) if write else out / "result.json"
     if found.get("diverged"):
         raise RunError(
             "The training diverged; the result is written and marked as diverged.",
@@ -356,6 +388,8 @@ def _conclude(
 def _public(config: TransferConfig) -> dict[str, Any]:
     """The settings, a file by its name and content: results are published, this machine's paths are not."""
     values = config.model_dump(mode="json")
+    for name in config.folders:
+        values[name] = Path(values[name]).name
     for name in config.files:
         if values[name]:
             path = Path(values[name]).expanduser()

@@ -12,19 +12,18 @@ import numpy as np
 
 from zoo.errors import InputError, did_you_mean
 
-from .detect.voc import VOC_CLASSES, read_annotation
+from .voc import (
+    VOC_CLASSES,
+    VOC_TREE,
+    find_year,
+    image_set,
+    list_text,
+    picture_names,
+    read_annotation,
+    set_file,
+)
 
-__all__ = ["VOC07_COUNTS", "VOC_TREE", "find_sets", "image_set", "voc_folders", "voc_labels"]
-
-VOC_TREE = "VOC2007/{JPEGImages/*.jpg, ImageSets/Main/{trainval,test,<class>_trainval,<class>_test}.txt, Annotations/*.xml}"
-
-VOC07_COUNTS = {"train": 2501, "val": 2510, "trainval": 5011, "test": 4952}
-"""Images of the full VOC 2007."""
-
-
-def voc_folders(folder: Path) -> list[Path]:
-    """Where the year folder can be below what the user named."""
-    return [folder, folder / "VOC2007", folder / "VOCdevkit" / "VOC2007"]
+__all__ = ["find_sets", "set_pictures", "voc_labels"]
 
 
 def find_sets(folder: Path, splits: Sequence[str]) -> Path:
@@ -33,16 +32,8 @@ def find_sets(folder: Path, splits: Sequence[str]) -> Path:
     Raises:
         InputError: no such folder (all that was tried is listed), or lists that are missing (all are named).
     """
-    tried = voc_folders(folder)
-    root = next((path for path in tried if (path / "ImageSets" / "Main").is_dir()), None)
-    if root is None or not (root / "JPEGImages").is_dir():
-        raise InputError(
-            "No VOC folder (JPEGImages, ImageSets/Main) is there.",
-            where=", ".join(str(path) for path in tried),
-            fix=f"pass the folder that holds VOC2007; expected: {VOC_TREE}",
-        )
-    lists = [root / "ImageSets" / "Main" / f"{split}.txt" for split in splits]
-    missing = [str(path) for path in lists if not path.is_file()]
+    root = find_year(folder, ("ImageSets/Main", "JPEGImages"))
+    missing = [str(path) for path in (set_file(root, split) for split in splits) if not path.is_file()]
     if missing:
         raise InputError(
             "An image list is missing: " + ", ".join(missing) + ".",
@@ -52,38 +43,22 @@ def find_sets(folder: Path, splits: Sequence[str]) -> Path:
     return root
 
 
-def image_set(root: Path, split: str) -> list[str]:
-    """The images of a set, by name.
+def set_pictures(root: Path, split: str) -> tuple[list[str], list[str]]:
+    """The images of a set, by name, and the file of each in ``JPEGImages``.
 
     Raises:
-        InputError: an empty list, a classification list, or images that aren't there (counted).
+        InputError: see ``image_set``; or images that aren't there (counted).
     """
-    file = root / "ImageSets" / "Main" / f"{split}.txt"
-    lines = [line.split() for line in _text(file).splitlines() if line.strip()]
-    if not lines:
-        raise InputError("The list is empty.", where=file)
-    if all(len(line) == 2 for line in lines):
-        raise InputError(
-            "This list has two columns: it is a classification list, not an image set.",
-            where=file,
-            fix="pass a split such as trainval or test",
-        )
-    names = [line[0] for line in lines]
-    absent = [name for name in names if not (root / "JPEGImages" / f"{name}.jpg").is_file()]
+    names = image_set(root, split)
+    found = picture_names(root, names)
+    absent = [name for name, file in zip(names, found, strict=True) if file is None]
     if absent:
         raise InputError(
             f"{len(absent)} of {len(names)} listed images are missing ({absent[0]}.jpg first).",
-            where=file,
+            where=set_file(root, split),
             fix=f"expected: {VOC_TREE}",
         )
-    return names
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The list can't be read ({error}).", where=file) from None
+    return names, [file for file in found if file is not None]
 
 
 def voc_labels(
@@ -141,7 +116,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], files: dict[str,
 def _read_class(file: Path, ids: Sequence[str]) -> np.ndarray:
     """int8 (N,) of a class file: two columns, an image and 1, 0 or -1."""
     labels: dict[str, int] = {}
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(list_text(file).splitlines(), 1):
         words = line.split()
         if not words:
             continue

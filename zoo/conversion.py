@@ -47,6 +47,8 @@ class Converted:
         account: where every tensor of what was read went.
         notes: what the layout left out, what its reader should know, and what was checked; a sentence each.
         published: the revision, if it went into the local hub.
+        yaml: the settings that were written beside it, if they were asked for.
+        usage: lines of Python that load it, where its name alone isn't enough.
     """
 
     reference: str
@@ -61,10 +63,13 @@ class Converted:
     account: Account
     notes: tuple[str, ...]
     published: Published | None = None
+    yaml: Path | None = None
+    usage: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, schema 1."""
-        document = {"schema": 1, **asdict(self), "path": str(self.path)}
+        yaml = None if self.yaml is None else str(self.yaml)
+        document = {"schema": 1, **asdict(self), "path": str(self.path), "yaml": yaml}
         if self.published is not None:
             document["published"]["path"] = str(self.published.path)
         return document
@@ -78,6 +83,7 @@ def convert(
     name: str | None = None,
     licence: str | None = None,
     legacy: bool = False,
+    yaml: bool = False,
     force: bool = False,
     progress: bool = True,
 ) -> Converted:
@@ -90,6 +96,7 @@ def convert(
         name: ``org/name``: put the bundle into the local hub instead.
         licence: of the weights, if it isn't known from where they come from.
         legacy: write the container that torch wrote before version 1.6, where the layout is a file of torch's.
+        yaml: write a YAML of the same name beside it, where the layout's readers have settings.
         force: replace what is at ``out``, if it is something that this layout writes.
         progress: say on standard error what is downloaded.
 
@@ -101,13 +108,13 @@ def convert(
     writer: Writer = WRITERS.code(to)()
     target = _target(writer, out, name, force)
     if legacy and not writer.has_legacy:
-        capable = ", ".join(known for known in WRITERS if WRITERS.code(known).has_legacy)
-        raise InputError(
-            f"The layout {to} is no file of torch's, which had another container once.",
-            where="--legacy",
-            fix=f"leave it out, or choose a layout that has it: {capable}",
+        raise _not_for(
+            to, "--legacy", "is no file of torch's, which had another container once", "has_legacy"
         )
+    if yaml and not writer.has_yaml:
+        raise _not_for(to, "--yaml", "has no settings that its readers would need", "has_yaml")
     writer.legacy = legacy
+    settings = _settings_beside(target, force) if yaml else None
     writer.ready()
     wanted = parse_reference(str(reference))
     _spare_the_source(target, wanted)
@@ -128,8 +135,11 @@ def convert(
         published = LocalHub().publish(name, lambda folder: written.extend(writer.write(folder, source)))
         notes, target = (*notes, *written), published.path
     else:
-        with disk_errors("Writing the model", target), _place(writer, target) as temporary:
-            notes = (*notes, *writer.write(temporary, source))
+        with disk_errors("Writing the model", target), contextlib.ExitStack() as places:
+            beside = None if settings is None else places.enter_context(whole_file(settings))
+            notes = (*notes, *writer.write(places.enter_context(_place(writer, target)), source))
+            if beside is not None:
+                writer.write_yaml(beside, source, target)
     return Converted(
         reference=str(reference),
         to=to,
@@ -143,6 +153,8 @@ def convert(
         account=model.account,
         notes=notes,
         published=published,
+        yaml=settings,
+        usage=writer.usage(target, settings),
     )
 
 
@@ -256,6 +268,27 @@ def _target(writer: Writer, out: str | Path | None, name: str | None, force: boo
     if target.exists():
         _check_existing(writer, target, force)
     return target
+
+
+def _not_for(to: str, option: str, why: str, ability: str) -> InputError:
+    capable = ", ".join(known for known in WRITERS if getattr(WRITERS.code(known), ability))
+    return InputError(
+        f"The layout {to} {why}.",
+        where=option,
+        fix=f"leave it out, or choose a layout that has it: {capable}",
+    )
+
+
+def _settings_beside(target: Path, force: bool) -> Path:
+    """The YAML's place: a file beside the weights, which must not be there already unless it may be replaced."""
+    settings = target.with_suffix(".yaml")
+    if settings.exists() and not (force and settings.is_file()):
+        raise InputError(
+            "There is something where the settings would be written.",
+            where=settings,
+            fix="choose another --out, or replace it with --force",
+        )
+    return settings
 
 
 def _spare_the_source(target: Path, wanted: Reference) -> None:

@@ -26,6 +26,7 @@ _PARTS, _LONGEST = 32, 1024  # parts of a small set, images in a part of a large
 _WORDS = {
     "weights_sha256": "weights",
     "network_sha256": "network",
+    "code_sha256": "the network's own code",
     "files": "images (or files that were touched)",
     "batch_size": "batch size",
     "threads": "number of threads (or of processes)",

@@ -14,6 +14,7 @@ from .data.source import ImageSource
 from .data.stamp import files_stamp
 from .models.factory import TIMM
 from .models.foreign import is_foreign
+from .models.own_code import code_sha256
 from .pretrain.environment import DISTRIBUTION, distribution_version
 from .weights.bundle import weights_digest
 
@@ -35,7 +36,8 @@ def features_identity(
         batch_size, precision: of each pass.
 
     Returns:
-        JSON. ``files`` is of this machine (``files_stamp``), all else can be published.
+        JSON. ``files`` is of this machine (``files_stamp``), all else can be published. ``code_sha256`` is there for
+        a network of the user's own function.
     """
     place = next(network.parameters(), torch.empty(0)).device.type
     found = {
@@ -52,6 +54,9 @@ def features_identity(
         "threads": torch.get_num_threads() if place == "cpu" else None,
         "versions": {name: distribution_version(name) for name in (DISTRIBUTION, *_LIBRARIES)},
     }
+    if is_own_code(network):
+        kinds = {kind.__module__ for layer in network.modules() for kind in type(layer).__mro__}
+        found["code_sha256"] = code_sha256([str(_arch(network)).partition(":")[0], *sorted(kinds)])
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
 
@@ -61,7 +66,7 @@ def digest_of(facts: Mapping[str, Any]) -> str:
 
 
 def is_own_code(network: nn.Module) -> bool:
-    """A network of the user's own function: its code may change and nothing that can be hashed says so."""
+    """A network of the user's own function: neither weights nor layers say what it computes."""
     inner = getattr(network, "trunk", network)
     return is_foreign(inner) and not str(_arch(inner) or "").startswith(TIMM)
 

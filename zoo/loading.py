@@ -126,6 +126,8 @@ def _from_run(path: Path, reference: str, build: Callable[..., Any], classifier:
         "arch": what.arch,
         "method": what.method,
         "preprocessing": what.preprocessing,
+        "recipe": what.recipe,
+        "data": what.data,
         "lineage": what.lineage,
     }
     return Loaded(model, info, f"{len(trunk)} tensors matched, step {what.lineage['step']} of a run", found)

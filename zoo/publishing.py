@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -162,10 +163,12 @@ def pull(
     target = parse_reference(reference)
     bundle = open_bundle(target, progress=progress)
     if bundle is None:
+        address = str(target).removeprefix("url:")
+        hub = f"from a hub that a web server shows: hub:{address}; " if target.kind == "url" else ""
         raise InputError(
             "Only published models can be pulled.",
             where=target.where,
-            fix=f"other weights are converted: zoo convert {target} --name org/name",
+            fix=f"{hub}other weights are converted: zoo convert {target} --name org/name",
         )
     bundle.verify(full=True)
     asked = target.revision or "main"
@@ -183,7 +186,8 @@ def pull(
 def _repository(to: str) -> str:
     kind, colon, name = to.partition(":")
     if not colon or kind != "hf":
-        near = f"--to hf:{to}" if "/" in to and not to.startswith(("/", ".", "~")) else "--to hf:org/name"
+        near = f"--to hf:{to}" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", to) else "--to hf:org/name"
+        near += f"; for a folder --to file://{Path(to).expanduser().absolute()}" if "/" in to else ""
         raise InputError("This is no address to publish to.", where=f"--to {to}", fix=near)
     name, _, revision = name.partition("@")
     _no_revision(to, revision)

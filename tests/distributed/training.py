@@ -55,6 +55,7 @@ def pair(factory: pytest.TempPathFactory) -> Path:
             launched, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
+        assert done.stdout.count("finished, ") == 1, done.stdout  # the first process speaks for both
     return out
 
 

@@ -18,7 +18,7 @@ from transfer.detect.models.rpn import select_proposals
 from transfer.detect.optimizer import learning_rate
 from transfer.detect.precise import precise_batchnorm
 from transfer.detect.views import flip_boxes, output_size, resize
-from transfer.detect.voc import read_annotation
+from transfer.voc import read_annotation
 
 from .cases import fill_rule, hash_signed
 from .detection_cases import OPERATIONS, detection_ids, load_detection, picture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from zoo.data.loader import Batch
 from zoo.engine.collectives import WorldOfOne
 from zoo.errors import InputError
 from zoo.models.amdim import AMDIMEncoder
+from zoo.pretrain.losses.amdim import Maps
 from zoo.pretrain.methods.amdim import AMDIM, MixtureFeatures
 from zoo.pretrain.methods.amdim_config import AMDIMConfig
 from zoo.pretrain.methods.config_base import RunShape
@@ -130,6 +132,32 @@ def test_the_first_pass_leaves_running_statistics_alone() -> None:
         if k.endswith("rkhs_block_5.bn_out.bn.num_batches_tracked")
     }
     assert counts == {2}  # a pass for each view
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_doctor_sees_features_and_the_loss_of_guessing(kind: str) -> None:
+    """Guessing is scores that are all alike."""
+    views = 1 if kind == "Local DIM" else 2
+    method, batch = method_of(views=views, **KINDS[kind]), batch_of(0, views)
+    method.step(batch.views, batch)
+    assert method.seen is None
+    method.watched = True
+    method.step(batch.views, batch)
+    seen = method.seen
+    assert seen is not None and seen.embeddings is not None and not seen.embeddings.requires_grad
+    assert seen.embeddings.shape == (views * BATCH, 8)
+    torch.testing.assert_close(seen.embeddings.norm(dim=1), torch.ones(views * BATCH).double())
+    mixtures = method.config.mixtures or 1
+    blank = Maps(torch.zeros(BATCH, mixtures, 8), torch.zeros(BATCH, 8, 5, 5), torch.zeros(BATCH, 8, 7, 7))
+    costs = method._costs([blank] * views, batch.ids)
+    assert math.log(seen.outcomes) == pytest.approx(float(torch.stack(list(costs.values())).sum()))
+
+
+def test_where_entropy_outweighs_the_costs_there_is_no_guessing() -> None:
+    method, batch = method_of(mixtures=4, mixture_entropy=100.0), batch_of(0)
+    method.watched = True
+    method.step(batch.views, batch)
+    assert method.seen is not None and method.seen.outcomes == 1
 
 
 def test_places_belong_to_the_step_and_the_image_alone() -> None:

@@ -90,6 +90,10 @@ def test_a_run_learns_and_its_classifier_and_heads_are_published(images: Path, t
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
     for cost, negatives in (("1to5", 7 * 25), ("1to7", 7 * 49), ("5to5", 7 * 25)):
         assert sum(line[cost] for line in lines(run.path)[-3:]) / 3 < math.log(1 + negatives) - 0.2
+    first = lines(run.path)[0]
+    assert first["health/chance"] == pytest.approx(2 * math.log(1 + 7 * 25) + math.log(1 + 7 * 49))
+    assert 1.5 < first["health/rank"] <= 16 and first["health/spread"] > 0.5
+    assert not (run.path / "events.jsonl").exists()
     what, trunk, heads = read_run(run.path)
     assert (what.method, what.arch, what.num_features) == ("amdim", "amdim", 32)
     assert what.num_classes == 2

@@ -9,7 +9,7 @@ import pytest
 from planned import IMAGENET, shape_of
 
 from tiny import train
-from zoo.pretrain.checks import inconsistencies
+from zoo.pretrain.checks import beginning, inconsistencies
 from zoo.pretrain.resolve import Resolved, list_recipes, resolve
 
 
@@ -73,6 +73,14 @@ def test_adams_rate_has_no_linear_rule():
     assert warnings(resolve("swav_tiny", {"batch_size": 8, "method.prototypes": 8}), images=3600) == []
 
 
+def test_adams_rate_is_compared_as_it_is():
+    assert resolve("amdim_ndf64_64px").recipe.optimizer.lr == 2e-4
+    for near in (2e-5, 2e-3):
+        assert warnings(resolve("amdim_ndf64_64px", {"optimizer.lr": near}), images=3600) == []
+    (said,) = warnings(resolve("amdim_ndf64_64px", {"optimizer.lr": 0.3}), images=3600)
+    assert "1.5e+03 times that of amdim_ndf64_64px (0.0002)" in said and "adam " in said
+
+
 def test_crops_of_other_stems_and_networks():
     plain = {"views.size": [48, 24], "method.prototypes": 64}
     assert len(warnings(resolve("swav_tiny", plain), images=3600)) == 1
@@ -88,6 +96,16 @@ def test_what_cant_change_any_more_is_not_said_again():
     assert len(warnings(resolved)) == 2
     (said,) = warnings(resolved, begun=True)
     assert "5000" in said
+
+
+def test_a_run_begins_with_its_plan_in_a_line(images: Path, tmp_path: Path, caplog):
+    caplog.set_level("INFO", "zoo")
+    train(images, tmp_path / "run")
+    (said,) = [text for text in caplog.messages if text.startswith("plan: ")]
+    assert said.startswith("plan: 6 steps, 2 epochs of 3; a batch of 8; ")
+    resolved = resolve("swav_tiny")
+    shape = shape_of(resolved, images=3600, world_size=2)
+    assert "a batch of 64, 32 in each of 2 processes; adamw at " in beginning(resolved.recipe, shape, 1)
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes()))

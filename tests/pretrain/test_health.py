@@ -143,6 +143,8 @@ def test_advice_names_the_recipes_own_keys_and_values():
     simclr = advice_for(resolve("simclr_rn50_bs256").recipe)
     assert not any("epsilon" in text or "prototypes" in text or "queue" in text for text in simclr.values())
     assert "optimizer.lr (now 0.3)" in simclr["rank-collapse"]
+    assert "schedule.warmup_epochs" in simclr["rank-collapse"]
+    assert "schedule.warmup_steps" in advice_for(resolve("amdim_ndf64_64px").recipe)["rank-collapse"]
 
 
 # --- the figures ---

@@ -1,4 +1,4 @@
-"""Tiny data sets in the layouts of the published ones: three classes that anybody can tell apart."""
+"""Tiny data sets in the layouts of the published ones: three classes that anybody can tell apart, VOC's twenty."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from transfer.voc import VOC_CLASSES
 
 WNIDS = ("n01440764", "n02119789", "n02100735")  # as the devkit may number them: not in alphabetical order
 GREYS = (40, 120, 210)
@@ -75,6 +77,36 @@ def inat18(root: Path, train: int = 3, val: int = 2, side: int = 32) -> Path:
         categories = [{"id": k, "name": name, "supercategory": "Kind"} for k, name in names.items()]
         content = {"info": {"year": 2018}, "images": images, "annotations": annotations[::-1]}
         (root / f"{part}2018.json").write_text(json.dumps({**content, "categories": categories}))
+    return root
+
+
+def voc07(root: Path, train: int = 16, test: int = 8, side: int = 40, files: int = 10) -> Path:
+    """Class c is in every fourth image, in turn; in the first image of each set it is there as a difficult object.
+
+    ``files``: how many classes have class files; the labels of the others are in the annotations alone.
+    """
+    year = root / "VOCdevkit" / "VOC2007"
+    main = year / "ImageSets" / "Main"
+    for folder in (main, year / "Annotations"):
+        folder.mkdir(parents=True)
+    for split, count in (("trainval", train), ("test", test)):
+        names = [f"{number + 1000 * (split == 'test'):06d}" for number in range(count)]
+        (main / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+        labels = np.full((count, len(VOC_CLASSES)), -1)
+        for number, name in enumerate(names):
+            picture(year / "JPEGImages" / f"{name}.jpg", 20 + 10 * number, int(name), side)
+            labels[number, number % 4 :: 4] = 1
+            labels[number, labels[number] == 1] = 0 if number == 0 else 1
+            things = "".join(
+                f"<object><name>{label}</name><difficult>{int(value == 0)}</difficult><bndbox><xmin>1</xmin>"
+                "<ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>"
+                for label, value in zip(VOC_CLASSES, labels[number], strict=True)
+                if value >= 0
+            )
+            (year / "Annotations" / f"{name}.xml").write_text(f"<annotation>{things}</annotation>")
+        for c, label in enumerate(VOC_CLASSES[:files]):
+            lines = (f"{name} {labels[number, c]:2d}\n" for number, name in enumerate(names))
+            (main / f"{label}_{split}.txt").write_text("".join(lines))
     return root
 
 

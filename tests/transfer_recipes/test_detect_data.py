@@ -12,10 +12,13 @@ from PIL import Image
 
 from transfer.detect.batches import Stream
 from transfer.detect.checks import image_size
+from transfer.detect.coco_scores import coco_results
 from transfer.detect.config import DetectConfig
 from transfer.detect.datasets import check_sets, open_sets, read_sets
 from transfer.detect.photos import photos_voc, write_photos_voc
-from transfer.detect.voc import VOC_CLASSES, find_voc, read_voc
+from transfer.detect.scores import Detections
+from transfer.detect.voc import find_voc, read_voc
+from transfer.voc import VOC_CLASSES
 from weights.published import assert_clear
 from zoo.errors import InputError, RunError
 
@@ -286,6 +289,26 @@ def test_categories_are_matched_by_name(tiny_coco):
     assert any("matched by name" in note for note in sets.test.notes)
     change(tiny_coco, "val2017", lambda content: content["categories"].append({"id": 5, "name": "shoes"}))
     assert "shoes" in wrong(tiny_coco) and "did you mean shoe" in wrong(tiny_coco)
+
+
+def test_numbers_from_0_with_gaps_become_labels_and_come_back(tiny_coco):
+    def renumber(content):
+        content["categories"] = [{"id": 4, "name": "shoe"}, {"id": 0, "name": "hat"}]
+        for one in content["annotations"]:
+            one["category_id"] = 4
+
+    for split in ("train2017", "val2017"):
+        change(tiny_coco, split, renumber)
+    sets = open_sets(str(tiny_coco), None, CONFIG)
+    assert sets.train.classes == ("hat", "shoe") and sets.train.numbers == sets.test.numbers == (0, 4)
+    assert any("category ids 0 to 4 became labels 0 to 1" in note for note in sets.train.notes)
+    boxes = np.array([[1.0, 2.0, 4.0, 6.0]] * 2)
+    said = Detections(boxes, np.array([0.9, 0.8]), np.array([1, 0]))
+    rows = list(coco_results(sets.test, [said]))
+    assert [(row["image_id"], row["category_id"], row["bbox"]) for row in rows] == [
+        (9, 4, [1.0, 2.0, 3.0, 4.0]),
+        (9, 0, [1.0, 2.0, 3.0, 4.0]),
+    ]
 
 
 def test_coco_mistakes_are_all_named(tiny_coco):

@@ -14,7 +14,7 @@ from transfer.detect.models.detectors import FpnDetector
 from transfer.detect.optimizer import parameter_groups
 from transfer.detect.protocols import Protocol, choose_protocol, rescaled
 from transfer.detect.run import detector_for
-from transfer.detect.voc import VOC_CLASSES
+from transfer.voc import VOC_CLASSES
 from weights.published import assert_clear, bundle_at, describe
 from zoo.errors import InputError
 from zoo.models.factory import create_trunk

@@ -236,7 +236,7 @@ def test_coco_numbers_are_the_references_and_pycocotools(shared, kind, capsys):
     theirs = COCO()
     theirs.dataset = copy.deepcopy(truth)
     theirs.createIndex()
-    results = coco_results(images, found)
+    results = list(coco_results(images, found))
     for one in results:
         del one["bbox" if kind == "segm" else "segmentation"]
     peer = twelve_numbers(COCOeval(theirs, theirs.loadRes(results), kind), images.classes, images.numbers)

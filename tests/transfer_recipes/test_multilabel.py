@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tiny import pixels
-from transfer.detect.voc import VOC_CLASSES
 from transfer.multilabel import open_multilabel, refuse_multilabel
+from transfer.voc import VOC_CLASSES
 from weights.published import class_folders
 from zoo.errors import InputError
 

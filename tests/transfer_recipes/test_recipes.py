@@ -79,6 +79,7 @@ def test_a_result_holds_its_evidence(small, greys, recipe, tmp_path):
         "recipe",
         "model",
         "weights_sha256",
+        "trained",
         "dataset",
         "metrics",
         "intervals",
@@ -112,6 +113,7 @@ def test_a_result_holds_its_evidence(small, greys, recipe, tmp_path):
     assert written["data"]["classes"] == 3 and written["data"]["class_names"] == ["a", "b", "c"]
     assert written["data"]["train"]["count"] == 36 and written["data"]["val"]["count"] == 12
     assert written["data"]["train"]["sha256"] != written["data"]["val"]["sha256"]
+    assert written["data"]["overlap"] == "none"
     assert written["versions"]["torch"] and written["versions"]["zoo"]
     assert written["seconds"] > 0 and written["created"].endswith("Z")
     assert 0 <= written["metrics"]["top1"] <= 1

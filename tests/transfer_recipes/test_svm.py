@@ -13,7 +13,6 @@ from sklearn.model_selection import StratifiedKFold
 
 from tiny import pixels
 from transfer import RECIPES
-from transfer.detect.voc import VOC_CLASSES
 from transfer.lowshot.config import LowshotConfig
 from transfer.lowshot.run import draw
 from transfer.multilabel import open_multilabel
@@ -22,6 +21,7 @@ from transfer.run import open_context, transfer
 from transfer.svm.config import SvmConfig
 from transfer.svm.features import svm_features
 from transfer.svm.protocol import stratified_folds, train_classes
+from transfer.voc import VOC_CLASSES
 from weights.published import assert_clear
 from zoo.errors import InputError
 from zoo.probe.average_precision import area_average_precision

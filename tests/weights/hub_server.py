@@ -177,7 +177,9 @@ class Hub:
     def whoami(self, asked: Asked) -> Any:
         if not asked.token or asked.token not in {*self.writers, *self.readers}:
             raise Answer(401, message="Invalid credentials in Authorization header")
-        return {"name": "me", "type": "user", "orgs": []}
+        role = "write" if asked.token in self.writers else "read"
+        auth = {"type": "access_token", "accessToken": {"displayName": "test", "role": role}}
+        return {"name": "me", "type": "user", "orgs": [], "auth": auth}
 
     def create(self, asked: Asked) -> Any:
         wanted = asked.json()

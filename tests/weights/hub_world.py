@@ -43,6 +43,7 @@ def settle(monkeypatch: pytest.MonkeyPatch, hub: Hub, folder: Path) -> Hub:
     monkeypatch.setenv("HF_HOME", str(folder / "hf"))
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(folder / "hf" / "token"))
     from huggingface_hub import file_download
     from huggingface_hub.utils import _http
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from zoo.publishing import pull
 from zoo.weights.bundle import SUMS
 from zoo.weights.hubs.hf_client import Client
 from zoo.weights.hubs.hf_download import cache_folder, fetch_model
+from zoo.weights.hubs.hf_refused import Refused, hub_httpx, hub_utils
 from zoo.weights.hubs.local import LocalHub
 from zoo.weights.reference import parse_reference
 
@@ -118,6 +120,31 @@ def test_a_hub_that_is_gone_is_as_good_as_offline_if_the_cache_has_it(hub, monke
         assert "connection" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("failure", "words", "kind", "asked"),
+    [
+        ("ConnectError", "", "unreachable", 1),
+        ("ConnectTimeout", "", "unreachable", 1),
+        ("ReadTimeout", "no connection", "network", 3),
+        ("ConnectError", "[SSL: CERTIFICATE_VERIFY_FAILED]", "certificate", 1),
+    ],
+)
+def test_a_hub_that_can_t_be_reached_is_given_up_sooner(hub, monkeypatch, failure, words, kind, asked):
+    """Where the hub's client has tried for long by itself; its words don't matter."""
+    monkeypatch.setattr("zoo.weights.hubs.hf_client._LONG", -1.0)
+    calls = []
+
+    def fail():
+        calls.append(1)
+        raise getattr(hub_httpx(), failure)(words)
+
+    with pytest.raises(Refused) as caught:
+        Client(QUICK).call(fail)
+    assert caught.value.kind == kind and len(calls) == asked
+    assert caught.value.passing == (kind != "certificate")
+    assert "127.0.0.1" in str(Client(QUICK).explain(caught.value, HF, "Fetching the model"))
+
+
 def test_torch_hub_loads_it(hub):
     from tiny import ROOT
 
@@ -211,6 +238,19 @@ def test_a_repository_where_a_path_was_meant_and_the_reverse(hub, tmp_path, monk
     with pytest.raises(InputError, match="This is a path") as caught:
         zoo.load("hf:runs/a/b", progress=False)
     assert "leave hf: away" in caught.value.fix
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(InputError, match="no such repository") as caught:
+        fetch_model("runs/mine", progress=False, patience=QUICK)
+    assert "leave hf: away for runs/mine" in caught.value.fix
+
+
+def test_a_file_that_the_repository_lacks_is_named(hub):
+    hub.faults = [Fault("head", 404, path="zoo.json", code="EntryNotFound", times=9)]
+    with pytest.raises(InputError, match=r"lacks a file \(zoo\.json\)"):
+        fetch("v1")
+    hub.faults = []
+    fetch("v1").verify(full=True)
 
 
 def test_a_flipped_byte_is_fetched_again_and_never_used(hub):
@@ -332,6 +372,14 @@ def test_a_full_disk_is_told_and_leaves_nothing_half(hub, monkeypatch):
     fetch("v1").verify(full=True)
 
 
+def test_what_the_disk_refuses_is_not_taken_for_the_network(hub, monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    with pytest.raises(RunError, match="Fetching the model failed: Not a directory") as caught:
+        fetch("v1")
+    assert "HF_HOME" in caught.value.fix
+
+
 # --- the token ---
 
 
@@ -339,6 +387,53 @@ def test_the_token_stays_with_the_hub(hub):
     fetch("v1")
     assert any(TOKEN in held for _, _, _, held in hub.log)
     assert hub.leaks() == []
+
+
+def test_the_token_stays_with_the_hub_after_a_connection_that_failed(hub):
+    """The hub's client then makes itself a new session, in the middle of a call."""
+    utils, client = hub_utils(), Client(QUICK)
+    limits = []
+
+    def ask(endpoint):
+        utils.close_session()
+        headers = {"authorization": f"Bearer {client.token}"}
+        answer = utils.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers)
+        limits.append(answer.request.extensions["timeout"]["read"])
+
+    hub.log.clear()
+    client.call(ask, hub.endpoint)
+    client.call(ask, hub.storage)
+    assert [TOKEN in held for _, _, _, held in hub.log] == [True, False]
+    assert hub.leaks() == [] and limits == [QUICK.timeout] * 2
+    utils.set_client_factory(hub_httpx().Client)  # a program with a session of its own kind
+    try:
+        client.call(ask, hub.storage)
+        assert hub.leaks() == []
+    finally:
+        utils.set_client_factory(
+            importlib.import_module("huggingface_hub.utils._http").default_client_factory
+        )
+
+
+def test_the_token_is_read_as_the_hubs_client_reads_it(hub, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    assert Client().token is False and "hf auth login" in Client().how_to_log_in
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text("hf_stored\n")  # as hf auth login leaves it
+    assert Client().token == "hf_stored"
+    monkeypatch.setenv("HF_TOKEN", f" {TOKEN}\n")
+    assert Client().token == TOKEN
+    for bad in ("hf_\u2026abc", "hf_a\x07b"):
+        monkeypatch.setenv("HF_TOKEN", bad)
+        with pytest.raises(InputError, match="signs that no token has") as caught:
+            fetch("v1")
+        assert bad not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    hub.log.clear()
+    fetch("v1")
+    assert not any(held for _, _, _, held in hub.log)
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" in Client().how_to_log_in
 
 
 def test_the_token_is_not_sent_over_plain_http_to_another_machine(monkeypatch, hub):

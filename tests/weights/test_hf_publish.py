@@ -206,8 +206,11 @@ def test_permission_is_tested_first(hub, local, may, monkeypatch, command):  # n
 
 
 def test_no_permission_to_make_one(hub, local, command):  # noqa: F811
-    hub.creators, hub.writers, hub.readers = set(), {}, {TOKEN}
-    assert_clear(command("publish", local, "--to", HF), "Your token doesn't allow that", NAME)
+    hub.creators = set()
+    assert_clear(command("publish", local, "--to", HF), "Your token doesn't allow that", "namespace", NAME)
+    hub.writers, hub.readers = {}, {TOKEN}
+    words = ("Your token doesn't allow that", "reading only")
+    assert_clear(command("publish", local, "--to", HF, "--dry-run"), *words)
     assert hub.repos == {}
 
 
@@ -215,7 +218,7 @@ def test_no_permission_to_make_one(hub, local, command):  # noqa: F811
     ("to", "words"),
     [
         ("me/small", "--to hf:me/small"),
-        ("/tmp/x", "--to hf:org/name"),
+        ("/tmp/x/me/small", "--to hf:org/name; for a folder --to file:///tmp/x/me/small"),
         ("hf:./folder", "This is a path"),
         ("hf:/tmp/x", "This is a path"),
         ("hf:small", "org/name"),

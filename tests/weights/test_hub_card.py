@@ -195,13 +195,32 @@ def test_every_line_of_the_card_runs(homes, tmp_path, monkeypatch):
         assert torch.equal(values, wanted), block
 
 
+_OTHER_CLASSES = """
+import torch
+import transformers
+others = [
+    getattr(transformers, kind).from_pretrained("{name}", subfolder="transformers")
+    for kind in ("ResNetModel", "ResNetForImageClassification")
+]
+assert all(type(found) is transformers.ResNetModel for found in (model, others[0], others[1].resnet))
+wanted = model.state_dict()
+for found in (others[0], others[1].resnet):
+    assert all(torch.equal(value, wanted[key]) for key, value in found.state_dict().items())
+if {standard}:  # timm has the architecture, and transformers has timm
+    whole = AutoModel.from_pretrained("{name}").eval()
+    x = torch.zeros(1, 3, 64, 64)
+    torch.testing.assert_close(whole(x).pooler_output.flatten(), model.eval()(x).pooler_output.flatten())
+"""
+
+
 @pytest.mark.parametrize("name", ["me/standard", NAME])
 def test_the_lines_for_transformers_run(homes, tmp_path, monkeypatch, name):
     hub, folder = homes
     for variable, value in {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf")}.items():
         monkeypatch.setenv(variable, value)
     block = next(block for block in blocks(hub, name) if "transformers" in block)
-    got = run_lines(hub, folder, block, tmp_path / "out.pt")
+    more = _OTHER_CLASSES.format(name=name, standard=name == "me/standard")
+    got = run_lines(hub, folder, block + more, tmp_path / "out.pt")
     with torch.no_grad():
         model = zoo.load(f"hf:{name}", progress=False).eval()
         wanted = model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))

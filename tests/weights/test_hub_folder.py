@@ -16,7 +16,7 @@ from zoo.weights.bundle import SUMS
 from zoo.weights.hubs.folder import FolderHub, split_address
 from zoo.weights.hubs.local import LocalHub
 from zoo.weights.hubs.stores import FsspecStore
-from zoo.weights.hubs.transport import Patience
+from zoo.weights.hubs.transport import Patience, Unreachable
 from zoo.weights.reference import parse_reference
 
 from .published import assert_clear, command, describe, flip, publish  # noqa: F401
@@ -156,10 +156,47 @@ def test_a_damaged_file_there_is_not_used(tmp_path):
     with pytest.raises(InputError, match="not what was published"):
         load(home)
     assert FolderHub(home)._kept.revisions(NAME) == []
-    send(home)  # the list of hashes is there: it is believed to be whole
-    (tmp_path / "disk" / NAME / "revisions" / done.revision / "config.json").unlink()
-    with pytest.raises(InputError, match="not whole"):
+    config = tmp_path / "disk" / NAME / "revisions" / done.revision / "config.json"
+    config.unlink()
+    with pytest.raises(InputError, match="not whole") as caught:
         load(home)
+    assert "publish it again" in caught.value.fix
+    send(home)
+    assert config.is_file(), "what was lost is sent again"
+    with pytest.raises(InputError, match="not what was published") as caught:
+        load(home)
+    assert "--force" in caught.value.fix
+    send(home, force=True)
+    load(home)
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again(web, monkeypatch, tmp_path):
+    publish(NAME)
+    for address, heals in ((f"hub:{web}", False), (f"file://{tmp_path}/home/hub", True)):
+        load(address)
+        (sums,) = FolderHub(address.removeprefix("hub:"))._kept.home.rglob(SUMS)
+        sums.write_text("nothing\n")
+        if heals:  # a disk is no network
+            monkeypatch.setenv("ZOO_OFFLINE", "1")
+        load(address)
+        assert sums.read_text() != "nothing\n"
+
+
+def test_a_cache_that_can_t_be_written(monkeypatch, tmp_path):
+    home = f"file://{tmp_path}/disk"
+    send(home)
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(RunError, match="Not a directory") as caught:
+        load(home)
+    assert str(tmp_path / "file") in caught.value.where
+
+
+def test_a_place_that_isn_t_there_and_can_t_be_made(command):  # noqa: F811
+    publish(NAME, what=describe(licence="mit"))
+    answer = command("publish", NAME, "--to", f"file:///proc/nothing/{NAME}")
+    assert answer[0] == 1 and "Sending failed" in answer[2] and "/proc/nothing/me/small" in answer[2]
+    assert "unexpected" not in answer[2]
 
 
 def test_a_publisher_whose_tags_were_overwritten_writes_them_again(bucket, monkeypatch):
@@ -181,7 +218,7 @@ def test_a_publisher_whose_tags_were_overwritten_writes_them_again(bucket, monke
 # --- a web server's folder ---
 
 
-def test_a_web_servers_folder_is_a_hub_to_read(web, monkeypatch):
+def test_a_web_servers_folder_is_a_hub_to_read(web, monkeypatch, tmp_path):
     done = publish(NAME, tag="v1")
     reference = f"hub:{web}/{NAME}@v1"
     model = zoo.load(reference, progress=False)
@@ -193,14 +230,35 @@ def test_a_web_servers_folder_is_a_hub_to_read(web, monkeypatch):
     monkeypatch.delenv("ZOO_OFFLINE")
     with pytest.raises(InputError, match="no such model"):
         zoo.load(f"hub:{web}/me/other", progress=False)
-    with pytest.raises(InputError, match="can only be read"):
-        publish(NAME, what=describe(licence="mit"))
-        publish_to(NAME, f"hub:{web}/you/new", progress=False)
+    with pytest.raises(InputError, match="no such model"):
+        zoo.load(f"file://{tmp_path}/home/hub/me/smal@v1", progress=False)
+    with pytest.raises(InputError, match="Only published models") as caught:
+        pull(f"{web}/{NAME}", progress=False)
+    assert f"hub:{web}/{NAME}" in caught.value.fix
 
 
-def test_a_web_server_that_is_gone(monkeypatch):
+def test_a_web_server_s_folder_is_not_published_to():
+    publish(NAME, what=describe(licence="mit"))
+    with pytest.raises(InputError, match="can only be read") as caught:  # nobody is asked
+        publish_to(NAME, f"http://127.0.0.1:9/{NAME}", progress=False)
+    assert "s3://" in caught.value.fix
+
+
+def test_a_web_server_that_is_gone_is_as_good_as_offline_if_the_cache_has_it(web, monkeypatch, caplog):
     with pytest.raises(RunError, match="can't be fetched"):
         FolderHub("http://127.0.0.1:9", QUICK, progress=False).fetch(NAME)
+    publish(NAME, tag="v1")
+    hub = FolderHub(web, QUICK, progress=False)
+    found = hub.fetch(NAME, "v1").path
+
+    def gone(*_, **__):
+        raise Unreachable("the connection failed")
+
+    monkeypatch.setattr("zoo.weights.hubs.stores.get", gone)
+    assert hub.fetch(NAME, "v1").path == found
+    assert "meant last" in caplog.text
+    with pytest.raises(InputError, match="no such revision"):
+        hub.fetch(NAME, "v2")
 
 
 # --- bad addresses ---

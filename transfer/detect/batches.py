@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,8 +211,17 @@ def _start_worker(_: int) -> None:
     settle_worker()
 
 
-def view_for_test(images: BoxSet, row: int, short: int, most: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """An image as the test sees it, uint8 (3, h, w), and its own (height, width)."""
+def view_for_test(
+    images: BoxSet,
+    row: int,
+    short: int,
+    most: int,
+    size: Callable[[int, int, int, int], tuple[int, int]] = output_size,
+) -> tuple[torch.Tensor, tuple[int, int]]:
+    """An image as the test sees it, uint8 (3, h, w), and its own (height, width).
+
+    ``size`` tells that of the view from the image's and from the sides asked for.
+    """
     pixels = decode_image(images.pictures[row].path)
     old = pixels.shape[0], pixels.shape[1]
-    return to_tensor(resize(pixels, output_size(*old, short, most))), old
+    return to_tensor(resize(pixels, size(*old, short, most))), old

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +13,17 @@ from zoo.files import sha256_of
 
 from .annotations import BoxSet, Picture, Problem
 
-__all__ = ["check_boxes", "check_overlap", "image_size", "require_none"]
+__all__ = ["Size", "check_boxes", "check_overlap", "image_size", "measure", "require_none"]
+
+Size = tuple[int, int]
+"""(height, width) of an image."""
 
 _SHOWN = 10
 _SWAPS_SIDES = (5, 6, 7, 8)
 _ORIENTATION = 0x0112
 
 
-def image_size(path: Path) -> tuple[tuple[int, int], bool]:
+def image_size(path: Path) -> tuple[Size, bool]:
     """(height, width) of the upright image, from the file's header, and whether it lies on its side.
 
     Raises:
@@ -37,29 +40,37 @@ def image_size(path: Path) -> tuple[tuple[int, int], bool]:
     return ((width, height) if turned else (height, width)), turned
 
 
+def measure(images: BoxSet, problems: list[Problem]) -> list[Size | None]:
+    """Look into every image: its size, None if it can't be read or isn't what its annotations say.
+
+    Args:
+        images: a set.
+        problems: what is wrong is added to it.
+    """
+    return [_size_of(picture, problems) for picture in images.pictures]
+
+
 def check_boxes(
     images: BoxSet,
+    sizes: Sequence[Size | None],
     problems: list[Problem],
     *,
     training: bool,
     keep_empty: bool = False,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> BoxSet:
     """Compare boxes with images, drop what can't be used, and say what was done in the set's notes.
 
     Args:
         images: a set; its pictures' boxes are cut at the images' edges.
+        sizes: of its images (``measure``).
         problems: what forbids training is added to it.
         training: crowds and images without an object are left out, too.
         keep_empty: keep the images without an object.
-        progress: called with the number of images looked at.
     """
     kept: list[Picture] = []
     cut, dropped, empty = [], [], []
     fixed = images.expected is not None and not training  # a published test set is judged as it is
-    for done, picture in enumerate(images.pictures, 1):
-        progress(done)
-        size = _size_of(picture, problems)
+    for picture, size in zip(images.pictures, sizes, strict=True):
         if size is None:
             continue
         objects = picture.objects
@@ -77,7 +88,7 @@ def check_boxes(
                 empty.append(picture.name)
                 if not keep_empty:
                     continue
-        picture.objects, picture.size = objects, size
+        picture.objects, picture.size = objects, (size[0], size[1])
         kept.append(picture)
     what = images.notes
     where = f"of {images.name}"
@@ -148,7 +159,7 @@ def require_none(problems: Iterable[Problem]) -> None:
     )
 
 
-def _size_of(picture: Picture, problems: list[Problem]) -> tuple[int, int] | None:
+def _size_of(picture: Picture, problems: list[Problem]) -> Size | None:
     try:
         size, turned = image_size(picture.path)
     except InputError as error:
@@ -170,7 +181,7 @@ def _size_of(picture: Picture, problems: list[Problem]) -> tuple[int, int] | Non
     return size
 
 
-def _inside(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _inside(boxes: np.ndarray, size: Size) -> np.ndarray:
     height, width = size
     return np.clip(boxes, 0.0, [width, height, width, height])
 

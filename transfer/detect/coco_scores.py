@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zoo.errors import InputError
+from zoo.files import disk_errors, read_json, whole_file
 
 from .annotations import BoxSet
 from .scores import Detections
@@ -19,7 +23,9 @@ __all__ = [
     "dataset_of",
     "encode_masks",
     "need_hotcoco",
+    "read_results",
     "twelve_numbers",
+    "write_results",
 ]
 
 NAMES = (
@@ -64,8 +70,8 @@ def coco_scores(truth: BoxSet, found: Sequence[Detections], kind: str = "bbox") 
         kind: ``bbox`` or ``segm``.
 
     Returns:
-        The twelve ``NAMES`` in 0..1 (-1 where there is no object of that size), and ``per_class``: AP of each
-        class, None where there is no object of it.
+        The twelve ``NAMES`` in 0..1 (-1 where there is no object of that size); ``per_class``: AP of each class,
+        None where there is no object of it; ``curves``: its precision at IoU 0.5 at recalls of 0, 0.01, ... 1.
     """
     library = need_hotcoco()
     numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
@@ -73,6 +79,7 @@ def coco_scores(truth: BoxSet, found: Sequence[Detections], kind: str = "bbox") 
     rows = _rows(truth, found, numbers)
     if kind == "segm":
         masks = [mask for one in found for mask in (one.masks or [])]
+        # Without boxes: with one a detection would be small, medium or large by it and not by its mask.
         results = annotations.load_res(
             [
                 {
@@ -107,10 +114,16 @@ def twelve_numbers(evaluation: Any, classes: Sequence[str], numbers: Sequence[in
     ]
     order = sorted(range(len(numbers)), key=lambda label: numbers[label])  # the evaluation sorts by id
     per_class: dict[str, float | None] = {}
+    curves: dict[str, list[float] | None] = {}
     for column, label in enumerate(order):
         value = _mean(precision[:, :, column, _ALL, _MOST])
         per_class[classes[label]] = None if value < 0 else value
-    return {**dict(zip(NAMES, values, strict=True)), "per_class": {name: per_class[name] for name in classes}}
+        curves[classes[label]] = None if value < 0 else precision[0, :, column, _ALL, _MOST].tolist()
+    return {
+        **dict(zip(NAMES, values, strict=True)),
+        "per_class": {name: per_class[name] for name in classes},
+        "curves": {name: curves[name] for name in classes},
+    }
 
 
 def _mean(values: np.ndarray) -> float:
@@ -163,17 +176,62 @@ def _rows(truth: BoxSet, found: Sequence[Detections], numbers: Sequence[int]) ->
     return np.concatenate(parts or [np.empty((0, 7))])
 
 
-def coco_results(truth: BoxSet, found: Sequence[Detections]) -> list[dict[str, Any]]:
-    """Detections as a COCO result file has them, under the annotations' own ids."""
-    rows = _rows(truth, found, truth.numbers or tuple(range(1, len(truth.classes) + 1)))
-    masks = [mask for one in found for mask in (one.masks or [None] * len(one.scores))]
-    results = []
-    for row, mask in zip(rows.tolist(), masks, strict=True):
-        one = {"image_id": int(row[0]), "category_id": int(row[6]), "bbox": row[1:5], "score": row[5]}
-        if mask is not None:
-            one["segmentation"] = mask
-        results.append(one)
-    return results
+def coco_results(truth: BoxSet, found: Sequence[Detections]) -> Iterator[dict[str, Any]]:
+    """Detections as a COCO result file has them, under the annotations' own ids, one after the other."""
+    numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
+    for picture, one in zip(truth.pictures, found, strict=True):
+        rows = _rows(replace(truth, pictures=[picture]), [one], numbers)
+        for row, mask in zip(rows.tolist(), one.masks or [None] * len(rows), strict=True):
+            result = {"image_id": int(row[0]), "category_id": int(row[6]), "bbox": row[1:5], "score": row[5]}
+            if mask is not None:
+                result["segmentation"] = mask
+            yield result
+
+
+def write_results(path: Path, truth: BoxSet, found: Sequence[Detections]) -> None:
+    """Write a COCO result file, one detection a line: no more of it is in memory at once.
+
+    Raises:
+        RunError: the disk failed.
+    """
+    with (
+        disk_errors("Writing the detections", path),
+        whole_file(path) as temporary,
+        open(temporary, "w", encoding="utf-8") as file,
+    ):
+        before = "["
+        for result in coco_results(truth, found):
+            file.write(f"{before}\n" + json.dumps(result, separators=(",", ":")))
+            before = ","
+        file.write("[]\n" if before == "[" else "\n]\n")
+
+
+def read_results(path: Path, truth: BoxSet) -> list[Detections]:
+    """The detections of each image in a COCO result file, the best first.
+
+    Raises:
+        InputError: it can't be read, or is of other images or classes.
+    """
+    numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
+    label_of = {number: label for label, number in enumerate(numbers)}
+    of_image: dict[int, list[dict[str, Any]]] = {picture.number: [] for picture in truth.pictures}
+    try:
+        for one in read_json(path):
+            of_image[one["image_id"]].append({**one, "label": label_of[one["category_id"]]})
+        return [_of_image(of_image[picture.number]) for picture in truth.pictures]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"The detections are none of these images ({type(error).__name__}: {error}).", where=path
+        ) from None
+
+
+def _of_image(rows: Sequence[dict[str, Any]]) -> Detections:
+    rows = sorted(rows, key=lambda row: -row["score"])
+    boxes = np.array([row["bbox"] for row in rows], dtype=np.float64).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    masks = [row["segmentation"] for row in rows] if rows and "segmentation" in rows[0] else None
+    scores = np.array([row["score"] for row in rows], dtype=np.float64)
+    return Detections(boxes, scores, np.array([row["label"] for row in rows], dtype=np.int64), masks)
 
 
 def encode_masks(masks: np.ndarray) -> list[dict[str, Any]]:
@@ -181,7 +239,8 @@ def encode_masks(masks: np.ndarray) -> list[dict[str, Any]]:
     if not len(masks):
         return []
     found = need_hotcoco().mask.encode(np.ascontiguousarray(masks.transpose(1, 2, 0)))
-    return [{"size": list(one["size"]), "counts": _text(one["counts"])} for one in found]
+    size = list(masks.shape[1:])  # one list for all: there may be a million masks
+    return [{"size": size, "counts": _text(one["counts"])} for one in found]
 
 
 def _text(counts: bytes | str) -> str:

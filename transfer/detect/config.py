@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,15 +12,23 @@ __all__ = ["DetectConfig"]
 
 
 class DetectConfig(TransferConfig):
-    """Faster or Mask R-CNN with detectron2's semantics, by a published protocol.
+    """Faster or Mask R-CNN with detectron2's semantics, or DETR, by a published protocol.
 
     What is 0 or empty is the protocol's (``transfer.detect.protocols``).
     """
 
     default_data: ClassVar[str] = "builtin:photos-voc"
+    files: ClassVar[tuple[str, ...]] = ("yaml",)
+    folders: ClassVar[tuple[str, ...]] = ("init_from",)
+    spread: ClassVar[str] = "backbone_lr"
 
-    head: str = Field(default="", description="c4, fpn or mask-fpn; none: by the data set")
-    schedule: str = Field(default="", description="24k, 1x, 2x or small; none: by the data set")
+    engine: Literal["own", "detectron2"] = Field(
+        default="own", description="own (torchvision's parts), or detectron2, if it is installed"
+    )
+    head: str = Field(default="", description="c4, fpn, mask-fpn or detr; none: by the data set")
+    schedule: str = Field(
+        default="", description="24k, 1x, 2x or small, with detr 300ep or small; none: by the data set"
+    )
     method: str = Field(default="", description="whose rate on VOC, swav or moco; none: the model's method")
     runs: int = Field(default=1, ge=1, description="trainings, with seeds from --seed on; mean and deviation")
     batch_size: int = Field(
@@ -28,11 +36,24 @@ class DetectConfig(TransferConfig):
         ge=0,
         description="images a step; rate, steps and warm-up follow (0: 2 a process, 16 at most)",
     )
+    init_from: str = Field(
+        default="",
+        description="a trained detector's folder to start from; with other classes its class layers are new",
+    )
     steps: int = Field(default=0, ge=0, description="updates; a shorter training than the protocol's")
     lr: float = Field(default=0.0, ge=0, description="learning rate, after the warm-up")
+    backbone_lr: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(),
+        description="DETR's rate of the trunk; of several, the best on held-out training images (none: the protocol's)",
+    )
+    queries: int = Field(default=0, ge=0, description="DETR's queries, the most objects that it can find")
+    crops: bool = Field(default=True, description="DETR crops half of its training views")
     warmup_steps: int = Field(default=-1, ge=-1, description="linear warm-up (-1: the protocol's)")
     min_size: int = Field(default=0, ge=0, description="shorter side in pixels, in training and test")
     max_size: int = Field(default=0, ge=0, description="longest side in pixels")
+    yaml: str = Field(
+        default="", description="a YAML of your own, laid over the protocol's settings of --engine detectron2"
+    )
     precise_batches: int = Field(
         default=-1, ge=-1, description="batches that BatchNorm is measured on at the end (-1: the protocol's)"
     )

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zoo.errors import InputError, did_you_mean
+from zoo.errors import InputError, ZooError, did_you_mean
 
+from ..voc import VOC_CLASSES
 from .annotations import BoxSet, Problem
-from .checks import check_boxes, check_overlap, require_none
+from .checks import Size, check_boxes, check_overlap, measure, require_none
 from .coco import coco_parts, find_coco, read_coco
 from .config import DetectConfig
 from .photos import photos_voc
 from .table import find_table, read_table
-from .voc import VOC_CLASSES, find_voc, is_voc, read_voc
+from .voc import find_voc, is_voc, read_voc
 
-__all__ = ["BUILTIN", "NAMES", "Sets", "check_sets", "family_of", "open_sets", "read_sets"]
+if TYPE_CHECKING:
+    from zoo.engine.collectives import Collectives
+
+__all__ = [
+    "BUILTIN",
+    "NAMES",
+    "Sets",
+    "check_sets",
+    "family_of",
+    "open_sets",
+    "open_together",
+    "read_sets",
+]
 
 BUILTIN = "builtin:photos-voc"
 NAMES = ("voc07+12", "voc07", "coco2017", BUILTIN)
@@ -31,6 +45,8 @@ class Sets:
     train: BoxSet
     test: BoxSet
     problems: list[Problem]
+    sizes: list[list[Size | None]] = field(default_factory=list)
+    """Of all images of both sets as they were read, once they were looked into."""
 
 
 def family_of(dataset: str) -> str:
@@ -40,22 +56,61 @@ def family_of(dataset: str) -> str:
     return "coco" if dataset == "coco2017" else "own"
 
 
-def open_sets(dataset: str, data: str | None, config: DetectConfig) -> Sets:
+def open_sets(
+    dataset: str, data: str | None, config: DetectConfig, sizes: list[list[Size | None]] | None = None
+) -> Sets:
     """Read and check both sets.
+
+    Args:
+        dataset: a name or a folder.
+        data: the folder that holds a named set.
+        config: what of it is asked for.
+        sizes: ``Sets.sizes`` of the same sets that were found to be in order: no image is looked into again.
 
     Raises:
         InputError: no such data, or everything that is wrong with it.
     """
-    sets = check_sets(read_sets(dataset, data, config), config)
+    sets = check_sets(read_sets(dataset, data, config), config, sizes)
     require_none(sets.problems)
     return sets
 
 
-def check_sets(sets: Sets, config: DetectConfig) -> Sets:
-    """Compare annotations with images; then leave out what was asked to be left out."""
-    check_boxes(sets.train, sets.problems, training=True, keep_empty=config.keep_empty)
-    check_boxes(sets.test, sets.problems, training=False)
-    if not config.allow_overlap and not config.test_on_train:
+def open_together(
+    dataset: str,
+    data: str | None,
+    config: DetectConfig,
+    world: Collectives,
+    sizes: list[list[Size | None]] | None = None,
+) -> Sets:
+    """``open_sets`` in each of several processes: the first looks into the images, the others take its word.
+
+    Raises:
+        InputError: in every process; what is wrong is said by the first.
+    """
+    sets, error = None, None
+    if world.rank == 0:
+        try:
+            sets = open_sets(dataset, data, config, sizes)
+        except ZooError as found:
+            error = found
+    told = world.gather_values(None if sets is None else sets.sizes)[0]
+    if error is not None:
+        raise error
+    if told is None:
+        raise InputError("The first process can't use the data: see what it says.", where=data or dataset)
+    return sets or open_sets(dataset, data, config, told)
+
+
+def check_sets(sets: Sets, config: DetectConfig, sizes: list[list[Size | None]] | None = None) -> Sets:
+    """Compare annotations with images; then leave out what was asked to be left out.
+
+    ``sizes`` as of ``open_sets``.
+    """
+    sets.sizes = sizes or [measure(part, sets.problems) for part in (sets.train, sets.test)]
+    keep_empty = config.keep_empty or config.head == "detr"  # whose reference trains on all images
+    check_boxes(sets.train, sets.sizes[0], sets.problems, training=True, keep_empty=keep_empty)
+    check_boxes(sets.test, sets.sizes[1], sets.problems, training=False)
+    if sizes is None and not config.allow_overlap and not config.test_on_train:
         check_overlap(sets.train, sets.test, sets.problems)
     if config.limit:
         kept = range(config.limit)
@@ -152,6 +207,8 @@ def _published_voc(home: Path, both_years: bool, problems: list[Problem]) -> Set
         train.notes += more.notes
         train.expected = (train.expected or 0) + (more.expected or 0)
         train.name = "voc2007+2012 trainval"
+        for number, picture in enumerate(train.pictures):
+            picture.number = number
     return Sets(train, test, problems)
 
 

@@ -2,45 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from zoo.engine.collectives import Collectives
 from zoo.engine.precision import Precision
+from zoo.probe.folded import folded
 
 from .annotations import BoxSet
 from .batches import view_for_test
-from .coco_scores import coco_scores, encode_masks
-from .models.detectors import C4Detector, FpnDetector
+from .coco_scores import NAMES, coco_scores, encode_masks
 from .models.images import Found
+from .models.kinds import AnyDetector
 from .scores import Detections, VocScores, voc_scores
 from .training import Normalisation, Plan, make_images
 
-__all__ = ["detect_all", "detect_one", "judged"]
+__all__ = ["detect_all", "detect_one", "for_detection", "judged", "shared_out"]
 
 
 def detect_all(
-    detector: C4Detector | FpnDetector, images: BoxSet, plan: Plan, precision: Precision, world: Collectives
+    detector: AnyDetector, images: BoxSet, plan: Plan, precision: Precision, world: Collectives
 ) -> list[Detections]:
     """The detections on every image; the processes share the work, and each gets all of them."""
-    detector.eval()
-    mine = []
-    for row in range(world.rank, len(images), world.world_size):
-        view, size = view_for_test(images, row, plan.protocol.test_size, plan.protocol.most)
-        mine.append(detect_one(detector, view, size, plan.colours, precision))
+    network = for_detection(detector, precision)
+
+    def detect(row: int) -> Detections:
+        sides = plan.protocol.test_size, plan.protocol.most
+        view, size = view_for_test(images, row, *sides, detector.view_size)
+        return detect_one(network, view, size, plan.colours, precision)
+
+    return shared_out(len(images), detect, world)
+
+
+def shared_out(count: int, detect: Callable[[int], Detections], world: Collectives) -> list[Detections]:
+    """``detect`` of each of ``count`` images: the processes share the work, and each gets all of them."""
+    mine = [detect(row) for row in range(world.rank, count, world.world_size)]
     if world.world_size == 1:
         return mine
     everyone = world.gather_values([_plain(one) for one in mine])
-    return [
-        _from_plain(everyone[row % world.world_size][row // world.world_size]) for row in range(len(images))
-    ]
+    return [_from_plain(everyone[row % world.world_size][row // world.world_size]) for row in range(count)]
+
+
+def for_detection(detector: AnyDetector, precision: Precision) -> Any:
+    """A copy for nothing but detecting: norms inside convolutions, filters in the type that is computed in."""
+    network = folded(detector)
+    for part in ("trunk", "pyramid", "rpn"):  # others may compute in float32 whatever the precision is
+        for module in getattr(network, part, nn.Module()).modules():
+            if isinstance(module, nn.Conv2d):
+                module.to(precision.compute_dtype)
+    return network.to(memory_format=precision.memory_format)
 
 
 @torch.inference_mode()
 def detect_one(
-    detector: C4Detector | FpnDetector,
+    detector: AnyDetector,
     view: torch.Tensor,
     size: tuple[int, int],
     colours: Normalisation,
@@ -58,7 +77,11 @@ def detect_one(
 def judged(
     images: BoxSet, found: list[Detections], ap: str, rounding: bool, masks: bool = False
 ) -> dict[str, Any]:
-    """``metrics`` (0..1), ``ap`` (how they are computed), ``per_class``, and other ways to compute them."""
+    """``metrics`` (0..1), ``ap`` (how they are computed), ``per_class``, and other ways to compute them.
+
+    ``curves`` are the precisions of each class at recalls of 0, 0.01, ... 1, at an IoU of 0.5; None for a class
+    without objects.
+    """
     if images.kind == "coco":
         return _by_coco(images, found, masks)
     scores = voc_scores([p.objects for p in images.pictures], found, len(images.classes), rounding)
@@ -68,20 +91,28 @@ def judged(
         "ap": f"{ap}, " + ("rounded as detectron2 prints" if rounding else "not rounded"),
         "other": {kind: scores.summary(kind) for kind in ("11-point", "area")},
         "per_class": _table(scores, images.classes, ap),
+        "curves": {
+            name: [round(value, 4) for value in curve.tolist()] if count else None
+            for name, curve, count in zip(images.classes, scores.curves, scores.objects, strict=True)
+        },
         "classes_without_test_objects": absent,
     }
 
 
 def _by_coco(images: BoxSet, found: list[Detections], with_masks: bool) -> dict[str, Any]:
     boxes = coco_scores(images, found, "bbox")
-    metrics = {name: value for name, value in boxes.items() if name != "per_class"}
+    metrics = {name: boxes[name] for name in NAMES}
     per_class = [{"class": name, "AP": value} for name, value in boxes["per_class"].items()]
     if with_masks and images.has_masks:
         masks = coco_scores(images, found, "segm")
-        metrics |= {f"mask_{name}": value for name, value in masks.items() if name != "per_class"}
+        metrics |= {f"mask_{name}": masks[name] for name in NAMES}
         for row in per_class:
             row["mask_AP"] = masks["per_class"][row["class"]]
-    return {"metrics": metrics, "ap": "coco", "per_class": per_class}
+    curves = {
+        name: None if curve is None else [round(value, 4) for value in curve]
+        for name, curve in boxes["curves"].items()
+    }
+    return {"metrics": metrics, "ap": "coco", "per_class": per_class, "curves": curves}
 
 
 def _table(scores: VocScores, classes: tuple[str, ...], ap: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Weight decay and learning rates as detectron2 sets them.
+"""Weight decay and learning rates as detectron2 sets them; DETR's optimizer.
 
 Source: detectron2 ``solver/build.py`` and ``solver/lr_scheduler.py``.
 """
@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
 
 from zoo.optim.schedule import WarmupSteps
 
-__all__ = ["learning_rate", "parameter_groups"]
+from .detr.detector import detr_groups
+from .detr.protocol import DetrProtocol
+from .protocols import AnyProtocol
+
+__all__ = ["learning_rate", "make_optimizer", "parameter_groups"]
 
 _NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, FrozenBatchNorm2d)
 
@@ -30,6 +35,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         {"params": [p for p in trained if id(p) in norms], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, protocol: AnyProtocol) -> torch.optim.Optimizer:
+    """SGD with momentum, or for DETR AdamW that decays every parameter."""
+    if isinstance(protocol, DetrProtocol):
+        groups = detr_groups(model, protocol.lr, protocol.backbone_lr)
+        return torch.optim.AdamW(groups, lr=protocol.lr, weight_decay=protocol.weight_decay, fused=True)
+    groups = parameter_groups(model, protocol.weight_decay)
+    return torch.optim.SGD(groups, lr=protocol.lr, momentum=protocol.momentum)
 
 
 def learning_rate(

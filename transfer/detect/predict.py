@@ -16,12 +16,12 @@ from zoo.files import disk_errors, whole_file, write_json
 from zoo.keyed import keyed_key, keyed_uniforms
 
 from .batches import to_tensor
-from .judge import detect_one
+from .judge import detect_one, for_detection
 from .rle import bitmap_of
 from .saved import load_detector
 from .scores import Detections
 from .training import Normalisation
-from .views import output_size, resize
+from .views import resize
 
 __all__ = ["SCORE", "draw", "predict"]
 
@@ -64,15 +64,16 @@ def predict(
         raise InputError("There is no picture.", where=source, fix="pass a picture or a folder of pictures")
     how = choose_precision(precision, choose_device(device))
     saved.detector.to(device=how.device, dtype=how.master_dtype)
-    saved.detector.to(memory_format=how.memory_format)
+    network = for_detection(saved.detector, how)
     rows = []
     with compute_threads(how.device, 0), disk_errors("Writing the drawn pictures", target):
         for file in files:
             name = file.name if source.is_file() else file.relative_to(source).as_posix()
             pixels = decode_image(file)
             size = pixels.shape[0], pixels.shape[1]
-            view = to_tensor(resize(pixels, output_size(*size, saved.test_size, saved.most)))
-            found = detect_one(saved.detector, view, size, Normalisation(saved.mean, saved.std), how)
+            sides = saved.detector.view_size(*size, saved.test_size, saved.most)
+            view = to_tensor(resize(pixels, sides))
+            found = detect_one(network, view, size, Normalisation(saved.mean, saved.std), how)
             place = target / Path(name).with_suffix(".png")
             place.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(place) as temporary:
@@ -110,7 +111,9 @@ def _row(
     return row
 
 
-def draw(pixels: np.ndarray, found: Detections, classes: tuple[str, ...], score: float) -> Image.Image:
+def draw(
+    pixels: np.ndarray, found: Detections, classes: tuple[str, ...], score: float, say: bool = True
+) -> Image.Image:
     """The picture with the detections from ``score`` on, the best on top.
 
     Args:
@@ -118,6 +121,7 @@ def draw(pixels: np.ndarray, found: Detections, classes: tuple[str, ...], score:
         found: detections in its pixels, the best first.
         classes: names of the labels.
         score: the least that is drawn.
+        say: write the scores, too.
     """
     height, width = pixels.shape[:2]
     shown = [row for row in range(len(found.scores)) if found.scores[row] >= score][::-1]
@@ -135,7 +139,7 @@ def draw(pixels: np.ndarray, found: Detections, classes: tuple[str, ...], score:
         colour = _colour(int(found.labels[row]))
         x1, y1, x2, y2 = found.boxes[row].tolist()
         pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=colour, width=line)
-        text = f"{classes[int(found.labels[row])]} {found.scores[row]:.2f}"
+        text = classes[int(found.labels[row])] + (f" {found.scores[row]:.2f}" if say else "")
         left, top, right, bottom = pen.textbbox((x1, y1), text, font=font)
         up = min(y1, bottom - top + 2)
         pen.rectangle((left, top - up, right + 2, bottom - up + 2), fill=colour)

@@ -11,7 +11,9 @@ from typing import Any
 
 from zoo.errors import InputError, did_you_mean
 
-__all__ = ["HEADS", "SCHEDULES", "Protocol", "choose_protocol", "rescaled"]
+from .detr.protocol import DetrProtocol
+
+__all__ = ["HEADS", "SCHEDULES", "AnyProtocol", "Protocol", "choose_protocol", "rescaled"]
 
 HEADS = ("c4", "fpn", "mask-fpn")
 SCHEDULES = ("24k", "1x", "2x", "small")
@@ -55,6 +57,8 @@ class Protocol:
         return asdict(self)
 
 
+AnyProtocol = Protocol | DetrProtocol
+
 _VOC = Protocol(
     "voc07+12 24k (moco)",
     "c4",
@@ -93,7 +97,7 @@ _SMALL = Protocol(
 def choose_protocol(
     dataset: str, family: str, method: str, head: str, schedule: str, masks: bool
 ) -> Protocol:
-    """The protocol of a data set, a pretraining method and what the user chose of it.
+    """The protocol of a data set, a pretraining method and what the user chose of it; DETR has its own.
 
     Args:
         dataset: its name.
@@ -108,7 +112,8 @@ def choose_protocol(
     """
     head = head or ("mask-fpn" if masks else "c4")
     schedule = schedule or {"voc": "24k", "coco": "1x"}.get(family, "small")
-    for option, word, known in (("--head", head, HEADS), ("--schedule", schedule, SCHEDULES)):
+    options = (("--head", head, (*HEADS, "detr")), ("--schedule", schedule, SCHEDULES))
+    for option, word, known in options:
         if word not in known:
             raise InputError(
                 f"There is no such {option[2:]}: {word}.",

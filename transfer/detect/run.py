@@ -1,16 +1,21 @@
-"""The detection recipe: Faster or Mask R-CNN by a published protocol on a trunk of the zoo."""
+"""The detection recipe: Faster or Mask R-CNN or DETR by a published protocol on a trunk of the zoo."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
 import math
+import os
 import shutil
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from zoo.engine.collectives import Collectives
 from zoo.engine.launch import launch
@@ -18,30 +23,29 @@ from zoo.engine.precision import Precision, shared_precision
 from zoo.engine.sync_batchnorm import synchronize_batchnorm
 from zoo.engine.world import process_world
 from zoo.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SAVED, InputError, RunError, Stopped
-from zoo.files import disk_errors, read_json, write_json, write_text
-from zoo.keyed import keyed_seed
+from zoo.files import disk_errors, read_json, write_json
 from zoo.models.factory import is_resnet
-from zoo.tensors import seeded
 
 from ..run import open_model
+from .annotations import BoxSet
 from .batches import Stream
-from .coco_scores import coco_results
+from .checks import Size
 from .config import DetectConfig
-from .datasets import Sets, family_of, open_sets
+from .datasets import Sets, open_sets, open_together
+from .detr.choice import with_best_rate
+from .detr.protocol import DetrProtocol, check_objects
+from .detr.stream import detr_stream
+from .engines import check_engine, engine_claim, precision_for_engine
 from .judge import detect_all, judged
-from .models.detectors import C4Detector, DetectorSettings, FpnDetector, build_detector
-from .models.roi import RoiSettings
-from .models.rpn import RpnSettings
-from .protocols import Protocol, choose_protocol, rescaled
-from .saved import SavedDetector, save_detector
+from .protocols import AnyProtocol
+from .saved import SavedDetector, detector_digest, save_detector, start_from
+from .scored import write_scored
+from .settling import detector_for, settled
 from .training import Normalisation, Plan, train
 
-__all__ = ["Work", "detector_for", "run", "settled", "work"]
+__all__ = ["Place", "Work", "detector_for", "entered", "run", "settled", "work"]
 
 log = logging.getLogger("zoo")
-
-_PER_PROCESS = 2
-_MOST_IMAGES = 16
 
 
 @dataclass(frozen=True)
@@ -57,20 +61,40 @@ class Work:
     progress: str = "auto"
 
 
-def run(asked: Work, config: DetectConfig) -> dict[str, Any]:
+Place = tuple[torch.device, Collectives]
+
+
+@contextlib.contextmanager
+def entered(config: DetectConfig, device: str) -> Iterator[Place | None]:
+    """This process's device and world; None if it is to start ``config.nproc`` processes that enter one."""
+    if config.nproc > 1 and "RANK" not in os.environ:
+        yield None
+        return
+    with process_world(device) as place:
+        yield place
+
+
+def run(asked: Work, config: DetectConfig, place: Place | None) -> dict[str, Any]:
     """Train on the training set and score on the test set, as often as was asked for.
 
     Called again with the same folder it goes on where it was stopped.
+
+    Args:
+        asked: for what.
+        config: how.
+        place: as of ``entered``.
 
     Raises:
         InputError: no such model or data, or everything that is wrong with the data.
         Stopped: a signal came; the state is saved.
     """
-    if config.nproc == 1:
-        return work(asked, config)
-    open_sets(asked.dataset, asked.data, config)  # what can't be is said once, and before anything is started
+    check_engine(config)
+    if place is not None:
+        return work(asked, config, place)
+    # What can't be is said once, and before anything is started.
+    sizes = open_sets(asked.dataset, asked.data, config).sizes
     request, answer = Path(asked.out) / "request.json", Path(asked.out) / "answer.json"
-    write_json(request, {"work": vars(asked), "settings": config.model_dump(mode="json")})
+    write_json(request, {"work": vars(asked), "settings": config.model_dump(mode="json"), "sizes": sizes})
     code = launch(["-m", "transfer.detect.worker", str(request)], config.nproc)
     if code in (EXIT_SAVED, EXIT_INTERRUPTED):
         raise _stopped(asked.out, code)
@@ -84,71 +108,44 @@ def run(asked: Work, config: DetectConfig) -> dict[str, Any]:
     return found
 
 
-def work(asked: Work, config: DetectConfig) -> dict[str, Any]:
-    """This process's part; all processes come to the same end."""
-    with process_world(asked.device) as (device, world):
-        sets = open_sets(asked.dataset, asked.data, config)
-        for note in dict.fromkeys((*sets.train.notes, *sets.test.notes)):
-            log.warning("%s", note)
-        trunk, info, digest = _trunk(asked.reference)
-        method = config.method or str(info.get("method") or "")
-        protocol, sentence = settled(config, asked.dataset, sets, method, world.world_size)
-        log.info("protocol: %s", protocol.name)
-        if sentence:
-            log.info("%s", sentence)
-        scored = sets.train if config.test_on_train else sets.test
-        precision = shared_precision(config.precision, device, world)
-        done = []
-        for number in range(config.runs):
-            one = _Training(asked, config, protocol, precision, world, config.seed + number, number)
-            done.append(one.finished(trunk, info, digest, sets, scored))
-        return _gathered(done, config, protocol, sentence, sets, scored, info, digest)
+def work(
+    asked: Work, config: DetectConfig, place: Place, sizes: list[list[Size | None]] | None = None
+) -> dict[str, Any]:
+    """This process's part; all processes come to the same end.
 
-
-def settled(
-    config: DetectConfig, dataset: str, sets: Sets, method: str, processes: int
-) -> tuple[Protocol, str]:
-    """The protocol that is trained by, rescaled to the batch, and a sentence that says how.
-
-    Raises:
-        InputError: a batch that can't be shared out, or an unknown name.
+    ``sizes`` are those of the images, if they were looked into already.
     """
-    family = family_of(dataset)
-    protocol = choose_protocol(dataset, family, method, config.head, config.schedule, sets.train.has_masks)
-    batch = config.batch_size or min(_MOST_IMAGES, _PER_PROCESS * processes)
-    if batch % processes:
-        raise InputError(
-            f"{batch} images a step can't be shared out among {processes} processes.",
-            where=f"--batch-size {batch}",
-            fix=f"take a multiple of {processes}",
-        )
-    protocol, sentence = rescaled(protocol, batch)
-    changes: dict[str, Any] = {}
-    if config.lr:
-        changes["lr"] = config.lr
-    if config.warmup_steps >= 0:
-        changes["warmup"] = config.warmup_steps
-    if config.min_size:
-        changes |= {"sizes": (config.min_size,), "test_size": config.min_size}
-    if config.max_size:
-        changes["most"] = config.max_size
-    if config.precise_batches >= 0:
-        changes["precise_batches"] = config.precise_batches
-    return replace(protocol, **changes), sentence
+    device, world = place
+    sets = open_together(asked.dataset, asked.data, config, world, sizes)
+    for note in dict.fromkeys((*sets.train.notes, *sets.test.notes)):
+        log.warning("%s", note)
+    trunk, info, digest = _trunk(asked.reference)
+    method = config.method or str(info.get("method") or "")
+    protocol, sentence = settled(config, asked.dataset, sets, method, world.world_size)
+    log.info("protocol: %s", protocol.name)
+    if sentence:
+        log.info("%s", sentence)
+    scored = sets.train if config.test_on_train else sets.test
+    name = precision_for_engine(config, device, trunk, info, protocol.head)
+    precision = shared_precision(name, device, world)
 
+    def trained(how: AnyProtocol, seed: int, name: str, using: Sets, on: BoxSet) -> dict[str, Any]:
+        told = config if on is scored else config.model_copy(update={"test_on_train": True})
+        one = _Training(asked, told, how, precision, world, seed, name)
+        return one.finished(trunk, info, digest, using, on)
 
-def detector_for(trunk: Any, protocol: Protocol, classes: int, seed: int) -> C4Detector | FpnDetector:
-    """The protocol's detector around a trunk; the new layers follow from the seed."""
-    settings = DetectorSettings(
-        protocol.head,
-        classes,
-        RpnSettings(protocol.rpn_before, protocol.rpn_after, protocol.anchors),
-        RoiSettings(protocol.regions),
-        protocol.extra_norm,
-        protocol.fpn_norm,
-    )
-    with seeded(keyed_seed(seed, "detector")):
-        return build_detector(trunk, settings)
+    selection = None
+    if isinstance(protocol, DetrProtocol):
+        for note in check_objects(sets.train, protocol.queries):
+            log.warning("%s", note)
+            sets.train.notes.append(note)
+        protocol, selection = with_best_rate(protocol, config, sets, trained)
+    done = [
+        trained(protocol, config.seed + number, f"run-{number}", sets, scored)
+        for number in range(config.runs)
+    ]
+    found = _gathered(done, config, protocol, sentence, sets, scored, info, digest)
+    return found if selection is None else {**found, "selection": selection}
 
 
 @dataclass
@@ -157,22 +154,25 @@ class _Training:
 
     asked: Work
     config: DetectConfig
-    protocol: Protocol
+    protocol: AnyProtocol
     precision: Precision
     world: Collectives
     seed: int
-    number: int
+    name: str
 
     def finished(
         self, trunk: Any, info: dict[str, Any], digest: str, sets: Sets, scored: Any
     ) -> dict[str, Any]:
         """Its scores; those that are in its folder already, if it was finished before."""
-        folder = Path(self.asked.out) / f"run-{self.number}"
+        folder = Path(self.asked.out) / self.name
         steps = self.config.steps or self.protocol.steps
-        self._claim(folder, {"weights": digest, "steps": steps, "train": sets.train.fingerprint()})
+        start = Path(self.config.init_from).expanduser() if self.config.init_from else None
+        more = {} if start is None else {"init_from": detector_digest(start)}
+        more |= engine_claim(self.config)
+        self._claim(folder, {"weights": digest, "steps": steps, "train": sets.train.fingerprint(), **more})
         scores = folder / "scores.json"
         if self.world.any(scores.is_file()):
-            log.info("training %d is finished: its scores are taken from %s", self.number, scores)
+            log.info("%s is finished: its scores are taken from %s", self.name, scores)
             return dict(read_json(scores))
         how = info["preprocessing"]
         plan = Plan(
@@ -186,29 +186,50 @@ class _Training:
             self.asked.progress,
         )
         detector = detector_for(copy.deepcopy(trunk), self.protocol, len(sets.train.classes), self.seed)
+        if start is not None:
+            log.info("%s", start_from(detector, sets.train.classes, plan.colours, start))
         detector.to(device=self.precision.device, dtype=self.precision.master_dtype)
         detector.to(memory_format=self.precision.memory_format)
         synchronize_batchnorm(detector, self.world)
         masks = self.protocol.head == "mask-fpn"
-        stream = Stream(sets.train, self.seed, self.protocol.sizes, self.protocol.most, masks)
-        ended = train(detector, stream, plan, self.precision, self.world)
+        if isinstance(self.protocol, DetrProtocol):
+            stream: Stream = detr_stream(sets.train, self.seed, self.protocol)
+        else:
+            stream = Stream(sets.train, self.seed, self.protocol.sizes, self.protocol.most, masks)
+        there = self._in_detectron2(detector, trunk, info, plan, stream, sets)
+        ended = there.train() if there else train(detector, stream, plan, self.precision, self.world)
         if ended.exit_code:
             raise _stopped(self.asked.out, ended.exit_code)
         if ended.diverged:
             return {"metrics": {}, "train_loss": None, "diverged": True, "seed": self.seed}
-        found = detect_all(detector, scored, plan, self.precision, self.world)
+        if there:
+            found, detector = there.detect(scored), there.finished()
+        else:
+            found = detect_all(detector, scored, plan, self.precision, self.world)
         ap = self.config.ap or scored.ap
         result = {
             **judged(scored, found, ap, self.config.rounding, masks),
             "train_loss": ended.loss if math.isfinite(ended.loss) else None,
             "seed": self.seed,
+            **({"detectron2": there.facts()} if there else {}),
         }
         if self.world.rank == 0:
-            results = json.dumps(coco_results(scored, found), separators=(",", ":"))
-            write_text(folder / "detections.json", results)  # COCO's form, under the annotations' own ids
+            write_scored(folder, scored, found, self.asked.dataset, self.asked.data, self.config)
             self._keep(folder, detector, info["arch"], sets, plan, result)
         self.world.barrier()
         return result
+
+    def _in_detectron2(
+        self, detector: Any, trunk: Any, info: dict[str, Any], plan: Plan, stream: Stream, sets: Sets
+    ) -> Any:
+        """The training in detectron2, if it was asked for; imported only then."""
+        if self.config.engine != "detectron2":
+            return None
+        from .detectron2_engine.engine import Detectron2Engine, Task
+
+        what = self.asked.dataset, self.seed, self.config.yaml
+        task = Task(trunk, info, detector, plan, stream, sets, *what)
+        return Detectron2Engine(task, self.precision, self.world)
 
     def _claim(self, folder: Path, more: dict[str, Any]) -> None:
         """Whose folder it is: a training that was begun there must be this very one."""
@@ -256,7 +277,7 @@ class _Training:
 def _gathered(
     done: list[dict[str, Any]],
     config: DetectConfig,
-    protocol: Protocol,
+    protocol: AnyProtocol,
     sentence: str,
     sets: Sets,
     scored: Any,
@@ -291,10 +312,17 @@ def _gathered(
         },
         "diverged": diverged,
     }
+    if "detectron2" in first:
+        found["detectron2"] = first["detectron2"]
     if len(done) > 1 and not diverged:
         found["deviation"] = {name: statistics.stdev(column) for name, column in values.items()}
+    unfair = []
     if config.steps and config.steps < protocol.steps:
-        found["flatters"] = f"trained for {config.steps} of the protocol's {protocol.steps} steps"
+        unfair.append(f"trained for {config.steps} of the protocol's {protocol.steps} steps")
+    if config.init_from:
+        unfair.append("started from a trained detector")
+    if unfair:
+        found["flatters"] = "; ".join(unfair)
     return found
 
 

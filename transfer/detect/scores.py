@@ -16,10 +16,18 @@ import numpy as np
 
 from .annotations import Objects
 
-__all__ = ["THRESHOLDS", "Detections", "VocScores", "average_precision", "voc_scores"]
+__all__ = [
+    "THRESHOLDS",
+    "Detections",
+    "VocScores",
+    "average_precision",
+    "image_precision",
+    "voc_scores",
+]
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _LEVELS = np.arange(0.0, 1.1, 0.1)
+_RECALLS = np.arange(101) / 100
 _FROM_ONE = np.array([1.0, 1.0, 0.0, 0.0])
 
 
@@ -38,12 +46,15 @@ class VocScores:
     """AP in 0..1 of each class at each of ``THRESHOLDS``, (classes, 10), by eleven points and by area.
 
     ``objects`` counts the objects of each class that are not difficult, ``detections`` its detections.
+    ``curves`` are the highest precisions at recalls of 0, 0.01, ... 1 and more, at the first threshold,
+    (classes, 101).
     """
 
     eleven: np.ndarray
     area: np.ndarray
     objects: np.ndarray
     detections: np.ndarray
+    curves: np.ndarray
 
     def summary(self, kind: str, every_class: bool = False) -> dict[str, float]:
         """``AP`` (mean over the thresholds), ``AP50`` and ``AP75``, means over the classes.
@@ -83,27 +94,15 @@ def voc_scores(
         classes: how many there are.
         rounding: judge the numbers as detectron2 prints them.
     """
-    counts = np.array([len(one) for one in truth], dtype=np.int64)
-    first = np.concatenate(([0], np.cumsum(counts)))
     labels = _joined([one.labels for one in truth], np.int64)
     hard = _joined([one.difficult for one in truth], bool)
-    scores = _joined([one.scores for one in found], np.float64)
     names = _joined([one.labels for one in found], np.int64)
-    if rounding:
-        scores = np.array([float(f"{score:.3f}") for score in scores.tolist()], dtype=np.float64)
-    best = np.full(len(scores), -1, dtype=np.int64)  # the object that a detection overlaps most
-    overlap = np.zeros(len(scores))
-    start = 0
-    for image, (objects, detections) in enumerate(zip(truth, found, strict=True)):
-        stop = start + len(detections.scores)
-        if stop > start and len(objects):
-            iou = _overlaps(_printed(detections.boxes, rounding), objects.boxes + _FROM_ONE)
-            iou[detections.labels[:, None] != objects.labels[None, :]] = -1.0
-            index = iou.argmax(axis=1)
-            overlap[start:stop] = iou[np.arange(stop - start), index]
-            best[start:stop] = np.where(overlap[start:stop] >= 0, index + first[image], -1)
-        start = stop
-    eleven, area = np.zeros((classes, 10)), np.zeros((classes, 10))
+    scores, best, overlap = _matched(truth, found, rounding)
+    eleven, area, curves = (
+        np.zeros((classes, 10)),
+        np.zeros((classes, 10)),
+        np.zeros((classes, len(_RECALLS))),
+    )
     objects_of, detections_of = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
     for label in range(classes):
         mine = np.flatnonzero(names == label)
@@ -116,7 +115,43 @@ def voc_scores(
             recall, precision = _curve(best[mine], overlap[mine] > threshold, hard, int(objects_of[label]))
             eleven[label, column] = average_precision(recall, precision, "11-point")
             area[label, column] = average_precision(recall, precision, "area")
-    return VocScores(eleven, area, objects_of, detections_of)
+            if column == 0:
+                curves[label] = [precision[recall >= level].max(initial=0.0) for level in _RECALLS]
+    return VocScores(eleven, area, objects_of, detections_of, curves)
+
+
+def image_precision(truth: Objects, found: Detections) -> float:
+    """AP50 by area of a single image, all classes ranked together; NaN if it has no object that counts."""
+    hard = truth.difficult | truth.crowd
+    if hard.all():
+        return float("nan")
+    scores, best, overlap = _matched([truth], [found], rounding=False)
+    order = np.argsort(-scores, kind="stable")
+    curve = _curve(best[order], overlap[order] > THRESHOLDS[0], hard, int((~hard).sum()))
+    return average_precision(*curve, "area")
+
+
+def _matched(
+    truth: Sequence[Objects], found: Sequence[Detections], rounding: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each detection its score, the object of its class that it overlaps most (-1: none), and how much."""
+    first = np.concatenate(([0], np.cumsum([len(one) for one in truth]))).astype(np.int64)
+    scores = _joined([one.scores for one in found], np.float64)
+    if rounding:
+        scores = np.array([float(f"{score:.3f}") for score in scores.tolist()], dtype=np.float64)
+    best = np.full(len(scores), -1, dtype=np.int64)
+    overlap = np.zeros(len(scores))
+    start = 0
+    for image, (objects, detections) in enumerate(zip(truth, found, strict=True)):
+        stop = start + len(detections.scores)
+        if stop > start and len(objects):
+            iou = _overlaps(_printed(detections.boxes, rounding), objects.boxes + _FROM_ONE)
+            iou[detections.labels[:, None] != objects.labels[None, :]] = -1.0
+            index = iou.argmax(axis=1)
+            overlap[start:stop] = iou[np.arange(stop - start), index]
+            best[start:stop] = np.where(overlap[start:stop] >= 0, index + first[image], -1)
+        start = stop
+    return scores, best, overlap
 
 
 def _curve(

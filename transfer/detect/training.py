@@ -24,15 +24,26 @@ from zoo.engine.progress import choose_progress
 from zoo.engine.signals import StopRequest
 from zoo.engine.trackers import MetricsLog, cut_after
 from zoo.errors import RunError
+from zoo.keyed import keyed_seed
 
 from .batches import DetectionBatch, Stream
-from .models.detectors import C4Detector, FpnDetector
+from .detr.protocol import DetrProtocol
 from .models.images import Images, pad_images
-from .optimizer import learning_rate, parameter_groups
+from .models.kinds import AnyDetector
+from .optimizer import learning_rate, make_optimizer
 from .precise import precise_batchnorm
-from .protocols import Protocol
+from .protocols import AnyProtocol
 
-__all__ = ["Ended", "Normalisation", "Plan", "make_images", "measure_norms", "train"]
+__all__ = [
+    "Ended",
+    "Normalisation",
+    "Plan",
+    "last_loss",
+    "make_images",
+    "make_loop",
+    "measure_norms",
+    "train",
+]
 
 log = logging.getLogger("zoo")
 
@@ -49,7 +60,7 @@ class Normalisation:
 class Plan:
     """What a training needs to know besides the detector and its data."""
 
-    protocol: Protocol
+    protocol: AnyProtocol
     steps: int
     folder: Path
     colours: Normalisation
@@ -70,12 +81,13 @@ class Ended:
 
 
 class _Learner(nn.Module):
-    """The detector as the loop sees it; all that is drawn follows from the batch, so there is no state to keep."""
+    """The detector as the loop sees it; all that is drawn follows from batch and step: there is no state to keep."""
 
-    def __init__(self, detector: C4Detector | FpnDetector, world: Collectives) -> None:
+    def __init__(self, detector: AnyDetector, world: Collectives, seed: int) -> None:
         super().__init__()
         self.detector = detector
         self.world = world
+        self.seed = seed
         self.diverged = False
 
     def forward(self, images: Images, batch: DetectionBatch, given: Any = None) -> Any:
@@ -91,7 +103,9 @@ class _Learner(nn.Module):
         return total, {**dict(zip(losses, values, strict=True)), **self.detector.figures}
 
     def on_epoch_start(self, epoch: int, batches: Any) -> None: ...
-    def before_step(self, step: int, epoch: int) -> None: ...
+    def before_step(self, step: int, epoch: int) -> None:
+        torch.manual_seed(keyed_seed(self.seed, "detect dropout", step, self.world.rank))
+
     def before_update(self, step: int) -> None: ...
     def after_step(self, step: int) -> None: ...
     def local_state(self) -> dict[str, Any]:
@@ -105,7 +119,7 @@ class _Learner(nn.Module):
         return {}
 
 
-def _last_loss(metrics: Path, steps: int) -> float:
+def last_loss(metrics: Path, steps: int) -> float:
     """The mean loss of the last tenth of the steps, also of those before a resume."""
     first = steps - max(1, steps // 10)
     lines = map(json.loads, metrics.read_text("utf-8").splitlines())
@@ -114,7 +128,7 @@ def _last_loss(metrics: Path, steps: int) -> float:
 
 
 def train(
-    detector: C4Detector | FpnDetector, stream: Stream, plan: Plan, precision: Precision, world: Collectives
+    detector: AnyDetector, stream: Stream, plan: Plan, precision: Precision, world: Collectives
 ) -> Ended:
     """Train a detector in ``plan.folder``, from its newest checkpoint if there is one; then measure BatchNorm.
 
@@ -129,9 +143,6 @@ def train(
         RunError: the disk failed, or memory ran out.
     """
     protocol, folder = plan.protocol, plan.folder
-    learner = _Learner(detector, world)
-    groups = parameter_groups(detector, protocol.weight_decay)
-    optimizer = torch.optim.SGD(groups, lr=protocol.lr, momentum=protocol.momentum)
     watchers: list[Callback] = []
     if world.rank == 0:
         shown = {**protocol.to_json(), "steps": plan.steps}
@@ -141,30 +152,14 @@ def train(
             *choose_progress(plan.progress),
         ]
 
-    def batches(first: int, last: int = plan.steps) -> Iterator[DetectionBatch]:
-        return stream.batches(first, last, protocol.batch, plan.workers, world.rank, world.world_size)
-
-    def prepare(batch: DetectionBatch) -> Images:
-        return make_images(detector, batch.pictures, plan.colours, precision)
-
-    loop = Loop(
-        learner=learner,
-        optimizer=optimizer,
-        lr_at=learning_rate(
-            protocol.lr, protocol.warmup_factor, protocol.warmup, protocol.drops, protocol.drop
-        ),
-        batches=batches,
-        prepare=prepare,
-        precision=precision,
-        steps_per_epoch=max(1, len(stream.images) // protocol.batch),
-        total_steps=plan.steps,
-        checkpoints=CheckpointWriter(CheckpointFolder(folder / "checkpoints"), world),
-        save_every=plan.save_every,
-        callbacks=watchers,
-        world=world,
-        compute=_averaged(learner, world, precision),
-    )
-    with StopRequest() as stop, compute_threads(precision.device, plan.workers):
+    loop = make_loop(detector, stream, plan, precision, world, watchers)
+    learner: Any = loop.learner
+    drawn_on = [precision.device] if precision.device.type == "cuda" else []
+    with (
+        StopRequest() as stop,
+        compute_threads(precision.device, plan.workers),
+        torch.random.fork_rng(drawn_on),  # each step seeds it
+    ):
         _take_up(loop, folder, world)
         try:
             loop.run(stop)
@@ -178,19 +173,51 @@ def train(
         if loop.step < plan.steps:
             return Ended(loop.step, math.nan, stop.exit_code)
         if protocol.precise_batches:
-            measure_norms(
-                detector,
-                batches(plan.steps, plan.steps + protocol.precise_batches),
-                prepare,
-                precision,
-                world,
-            )
-    loss = _last_loss(folder / "metrics.jsonl", plan.steps) if world.rank == 0 else None
+            more = _batches(stream, plan, world, plan.steps, plan.steps + protocol.precise_batches)
+            measure_norms(detector, more, loop.prepare, precision, world)
+    loss = last_loss(folder / "metrics.jsonl", plan.steps) if world.rank == 0 else None
     return Ended(loop.step, float(world.gather_values(loss)[0]), 0)
 
 
+def make_loop(
+    detector: AnyDetector,
+    stream: Stream,
+    plan: Plan,
+    precision: Precision,
+    world: Collectives,
+    watchers: Sequence[Callback] = (),
+) -> Loop:
+    """The loop of a training, at its first step; arguments as of ``train``."""
+    protocol = plan.protocol
+    learner = _Learner(detector, world, stream.seed)
+    return Loop(
+        learner=learner,
+        optimizer=make_optimizer(detector, protocol),
+        lr_at=learning_rate(
+            protocol.lr, protocol.warmup_factor, protocol.warmup, protocol.drops, protocol.drop
+        ),
+        batches=lambda first: _batches(stream, plan, world, first, plan.steps),
+        prepare=lambda batch: make_images(detector, batch.pictures, plan.colours, precision),
+        precision=precision,
+        steps_per_epoch=max(1, len(stream.images) // protocol.batch),
+        total_steps=plan.steps,
+        checkpoints=CheckpointWriter(CheckpointFolder(plan.folder / "checkpoints"), world),
+        save_every=plan.save_every,
+        callbacks=watchers,
+        world=world,
+        compute=_averaged(learner, world, precision),
+        clip=protocol.clip if isinstance(protocol, DetrProtocol) else 0.0,
+    )
+
+
+def _batches(
+    stream: Stream, plan: Plan, world: Collectives, first: int, last: int
+) -> Iterator[DetectionBatch]:
+    return stream.batches(first, last, plan.protocol.batch, plan.workers, world.rank, world.world_size)
+
+
 def measure_norms(
-    detector: C4Detector | FpnDetector, batches: Any, prepare: Any, precision: Precision, world: Collectives
+    detector: AnyDetector, batches: Any, prepare: Any, precision: Precision, world: Collectives
 ) -> None:
     """Precise statistics of BatchNorm over more batches of the stream."""
 
@@ -203,7 +230,7 @@ def measure_norms(
 
 
 def make_images(
-    detector: C4Detector | FpnDetector,
+    detector: AnyDetector,
     views: Sequence[torch.Tensor],
     colours: Normalisation,
     precision: Precision,

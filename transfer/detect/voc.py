@@ -1,117 +1,24 @@
-"""Pascal VOC's layout on disk: annotations, image sets, images. No torch here."""
+"""Boxes of a folder in Pascal VOC's layout (``transfer.voc``). No torch here."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from zoo.errors import InputError, did_you_mean
 
+from ..voc import VOC_CLASSES, VOC_COUNTS, Annotation, find_year, image_set, picture_names, read_annotation
 from .annotations import BoxSet, Objects, Picture, Problem
 
-__all__ = ["VOC_CLASSES", "Annotation", "Thing", "find_voc", "is_voc", "read_annotation", "read_voc"]
-
-VOC_CLASSES = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
-# (year, split) -> images of the published set
-_COUNTS = {("2007", "trainval"): 5011, ("2007", "test"): 4952, ("2012", "trainval"): 11540}
-_ENDINGS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
-
-
-@dataclass(frozen=True)
-class Thing:
-    """An object: its class, its edges counted from 0, and whether it is difficult."""
-
-    name: str
-    box: tuple[float, float, float, float]
-    difficult: bool
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """An annotation file: objects, (height, width) if it says so, and which elements were left out."""
-
-    objects: list[Thing]
-    size: tuple[int, int] | None
-    lacks: frozenset[str]
-
-
-def read_annotation(file: Path) -> Annotation:
-    """Read one file; VOC counts pixels from 1 and includes the last one.
-
-    Raises:
-        InputError: it can't be read, or an object has no name or no box.
-    """
-    try:
-        root = ElementTree.parse(file).getroot()
-    except (OSError, ElementTree.ParseError) as error:
-        raise InputError(f"The annotation can't be read ({error}).", where=file) from None
-    objects, lacks = [], set()
-    for item in root.findall("object"):
-        box = item.find("bndbox")
-        name = item.findtext("name", "").strip()
-        values = None if box is None else [box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")]
-        if values is None or None in values or not name:
-            raise InputError("An object in the annotation has no name or no box.", where=file)
-        try:
-            xmin, ymin, xmax, ymax = (float(value) for value in values if value is not None)
-        except ValueError as error:
-            raise InputError(f"A box in the annotation is not four numbers ({error}).", where=file) from None
-        lacks |= {part for part in ("pose", "difficult") if item.find(part) is None}
-        hard = item.findtext("difficult", "0").strip() == "1"
-        objects.append(Thing(name, (xmin - 1.0, ymin - 1.0, xmax, ymax), hard))
-    try:
-        height, width = (int(float(root.findtext(f"size/{side}", "0"))) for side in ("height", "width"))
-    except ValueError:
-        height = width = 0
-    return Annotation(objects, (height, width) if height > 0 and width > 0 else None, frozenset(lacks))
+__all__ = ["find_voc", "is_voc", "read_voc"]
 
 
 def find_voc(folder: Path, year: str = "2007") -> Path:
-    """The year's folder below what the user named: itself, ``VOC2007`` or ``VOCdevkit/VOC2007``.
-
-    Raises:
-        InputError: none of these is a VOC folder; all that was tried is listed.
-    """
-    named = f"VOC{year}"
-    tried = [folder / named, folder / "VOCdevkit" / named]
-    if folder.name == named or not folder.name.startswith("VOC2"):
-        tried.insert(0, folder)
-    else:  # another year's folder: its neighbour
-        tried.append(folder.parent / named)
-    for candidate in tried:
-        if (candidate / "Annotations").is_dir() and (candidate / "ImageSets" / "Main").is_dir():
-            return candidate
-    raise InputError(
-        "No VOC folder (Annotations, ImageSets/Main, JPEGImages) is there.",
-        where=", ".join(str(path) for path in tried),
-        fix=f"pass the folder that holds {named}",
-    )
+    """The year's folder below what the user named, with annotations (see ``find_year``)."""
+    return find_year(folder, ("Annotations", "ImageSets/Main"), year)
 
 
 def is_voc(folder: Path) -> bool:
@@ -135,14 +42,12 @@ def read_voc(
     names, expected = [], 0
     for split in splits:
         names += _read_split(root, split, year, problems)
-        expected += _COUNTS.get((year, split), 0)
-    present = {path.name for path in _listed(root / "JPEGImages")}
-    annotated = {path.name for path in _listed(root / "Annotations")}
+        expected += VOC_COUNTS.get((year, split), 0)
+    annotated = {path.name for path in (root / "Annotations").glob("*.xml")}
     found: list[tuple[str, str, Annotation]] = []
     missing: list[str] = []
     lacks: Counter[str] = Counter()
-    for name in names:
-        file = next((name + ending for ending in _ENDINGS if name + ending in present), None)
+    for name, file in zip(names, picture_names(root, names), strict=True):
         if file is None:
             missing.append(f"JPEGImages/{name}.jpg")
         if f"{name}.xml" not in annotated:
@@ -214,26 +119,11 @@ def _picture(
 
 
 def _read_split(root: Path, split: str, year: str, problems: list[Problem]) -> list[str]:
-    file = root / "ImageSets" / "Main" / f"{split}.txt"
     try:
-        lines = [line.split() for line in file.read_text("utf-8").splitlines() if line.strip()]
-    except OSError:
-        problems.append(Problem("An image list is missing.", str(file), _advice(year, [split])))
+        return image_set(root, split)
+    except InputError as error:
+        problems.append(Problem(error.what, str(error.where), error.fix or _advice(year, [split])))
         return []
-    except UnicodeDecodeError:
-        problems.append(Problem("An image list is no text.", str(file), None))
-        return []
-    if lines and all(len(line) >= 2 for line in lines):
-        fix = "pass a split such as trainval or test"
-        problems.append(
-            Problem(
-                "This list has two columns: it is a classification list, not an image set.", str(file), fix
-            )
-        )
-        return []
-    if not lines:
-        problems.append(Problem("The list is empty.", str(file), None))
-    return [line[0] for line in lines]
 
 
 def _advice(year: str, splits: Sequence[str]) -> str | None:
@@ -242,10 +132,6 @@ def _advice(year: str, splits: Sequence[str]) -> str | None:
     if "test" in splits:
         return "extract the 2007 test archive into the same VOCdevkit"
     return "extract VOC's archives completely, all into the same VOCdevkit"
-
-
-def _listed(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _some(names: Sequence[str], count: int = 20) -> str:

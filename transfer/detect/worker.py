@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from zoo.engine.world import process_world
 from zoo.errors import ZooError
 from zoo.files import read_json, write_json
 
@@ -21,7 +22,9 @@ def main(request: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     asked = read_json(Path(request))
     try:
-        found = work(Work(**asked["work"]), DetectConfig.model_validate(asked["settings"]))
+        what, config = Work(**asked["work"]), DetectConfig.model_validate(asked["settings"])
+        with process_world(what.device) as place:
+            found = work(what, config, place, asked["sizes"])
     except ZooError as error:
         rank = os.environ.get("RANK", "0")
         print(f"error{'' if rank == '0' else f' in process {rank}'}: {error}", file=sys.stderr)

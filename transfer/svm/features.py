@@ -14,7 +14,6 @@ from torchvision.transforms import functional as pillow_ops
 from zoo.data.source import ImageSource
 from zoo.errors import InputError
 from zoo.models.resnet import stage_features
-from zoo.probe.features import source_features
 from zoo.probe.svm import unit_length
 
 from ..run import Context
@@ -47,7 +46,8 @@ def svm_features(context: Context, part: str, kind: str) -> torch.Tensor:
     how = context.preprocessing
     squashed = _Squashed(source, how)
     trunk = _FourCorners(context.trunk, context.model)
-    return unit_length(source_features(trunk, squashed, {**how, "resize": how["crop"]})[0])
+    how = {**how, "resize": how["crop"]}
+    return unit_length(context.features_of(("vissl", part), trunk, squashed, how)[0])
 
 
 class _FourCorners(nn.Module):
@@ -77,24 +77,25 @@ class _Squashed:
     def __init__(self, source: ImageSource, how: Mapping[str, Any]) -> None:
         self.name = source.name
         self.classes = source.classes
-        self._source = source
+        self.source = source
         self._resize, self._crop = int(how["resize"]), int(how["crop"])
         self._mode = pillow_ops.InterpolationMode(str(how.get("interpolation", "bilinear")))
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def read(self, index: int) -> np.ndarray:
-        image = torch.from_numpy(np.array(self._source.read(index))).permute(2, 0, 1)
+        image = torch.from_numpy(np.array(self.source.read(index))).permute(2, 0, 1)
         for size in ([self._resize], [self._crop, self._crop]):
             image = pillow_ops.resize(image, size, interpolation=self._mode, antialias=True)
         return np.ascontiguousarray(image.permute(1, 2, 0).numpy())
 
     def label(self, index: int) -> int:
-        return self._source.label(index)
+        return self.source.label(index)
 
     def where(self, index: int) -> str:
-        return self._source.where(index)
+        return self.source.where(index)
 
     def fingerprint(self) -> dict[str, Any]:
-        return self._source.fingerprint()
+        size = {"resize": self._resize, "side": self._crop}
+        return {"kind": "squashed", **size, "of": self.source.fingerprint()}

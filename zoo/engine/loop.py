@@ -105,7 +105,7 @@ class Loop:
     Args:
         learner: what is trained.
         optimizer: over the learner's parameters.
-        lr_at: learning rate of each step.
+        lr_at: learning rate of each step; a parameter group's ``lr_scale`` multiplies it.
         batches: (first step) -> this process's batches from there on; called again where the learner looks at an
             epoch's batches before it begins.
         prepare: moves a batch's images to the device and normalises them.
@@ -118,6 +118,7 @@ class Loop:
         world: the processes that train together.
         compute: ``learner.step``, or what wraps it so that gradients are averaged over processes.
         accumulate: parts that a batch is trained in, one after the other.
+        clip: the gradient of all parameters is shortened to at most this length; 0: it stays as it is.
         average: a running average of the learner's weights, kept beside it.
         autopsy: (loop, batch, loss) -> a sentence on where a loss that is not finite came from, and the file
             where more is written; called in all processes at once, with each one's own batch and loss.
@@ -137,6 +138,7 @@ class Loop:
     world: Collectives = field(default_factory=WorldOfOne)
     compute: Any = None
     accumulate: int = 1
+    clip: float = 0.0
     average: WeightAverage | None = None
     autopsy: Callable[[Loop, Any, float], tuple[str, Any]] | None = None
     step: int = 0
@@ -246,7 +248,7 @@ class Loop:
     def _one_step(self, batch: Any, epoch: int) -> tuple[float, float, dict[str, float]]:
         lr = self.lr_at(self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         self.learner.before_step(self.step, epoch)
         with explained_memory(batch, self.precision.device):
             loss, logs = self._gradients(batch)
@@ -265,6 +267,8 @@ class Loop:
         for callback in self.callbacks:
             callback.on_gradients(self)
         self.sections.mark("optimizer")
+        if self.clip:
+            self._shorten_gradients()
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -307,9 +311,17 @@ class Loop:
 
     def gradient_norm(self) -> float:
         """The length of the gradient of all parameters; for ``Callback.on_gradients``."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        norm = float(get_total_norm(self._all_gradients()))
         return norm / self._scaler.get_scale() if self._scaler.is_enabled() else norm
+
+    def _all_gradients(self) -> list[torch.Tensor]:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return [p.grad for p in parameters if p.grad is not None]
+
+    def _shorten_gradients(self) -> None:
+        share = self.clip / (self.gradient_norm() + 1e-6)
+        if not share >= 1:  # also where the norm is no number: what is scaled too far must stay visible
+            torch._foreach_mul_(self._all_gradients(), share)
 
     def save(self, wait: bool = False) -> None:
         """Begin to write a checkpoint of everything that the next step depends on.

@@ -81,6 +81,11 @@ class Precision:
         return torch.float64 if self.name == "float64" else torch.float32
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """What convolutions and linear layers compute in."""
+        return _HALF.get(self.name, self.master_dtype)
+
+    @property
     def memory_format(self) -> torch.memory_format:
         """Channels-last: convolutions are faster with it; float64 has no kernels for it."""
         if self.name != "float64":

@@ -163,12 +163,10 @@ class QueuedCommand:
             if reason is None:
                 log.warning("job %s is queued again and will go on with %s", job, self.run)
                 return
-        log.warning(
-            "job %s is not queued again: %s; go on with: zoo pretrain --resume %s --slurm ...",
-            job,
-            reason,
-            self.run,
-        )
+        again = f"zoo pretrain --resume {self.run} --slurm ..."
+        if "transfer" in self.words:  # its folder is all that it needs
+            again = f"the same command and --out {self.run}"
+        log.warning("job %s is not queued again: %s; go on with: %s", job, reason, again)
 
 
 @contextlib.contextmanager

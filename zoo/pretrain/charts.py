@@ -1,4 +1,4 @@
-"""Line charts as SVG text, for pages that must hold all that they show. No torch here."""
+"""Line and bar charts as SVG text, for pages that must hold all that they show. No torch here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Curve", "Mark", "line_chart"]
+__all__ = ["Curve", "Mark", "bar_chart", "line_chart"]
 
 _WIDTH, _HEIGHT = 520, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 16, 26
@@ -62,6 +62,7 @@ def line_chart(
     marks: Iterable[Mark] = (),
     log: bool = False,
     span: tuple[int, int] | None = None,
+    unit: str = "step",
 ) -> str:
     """A chart of curves over the same axis of steps; where steps are many, means with the range around them.
 
@@ -71,6 +72,7 @@ def line_chart(
         marks: drawn as vertical lines.
         log: a logarithmic axis, if all values are above 0.
         span: the first and last step of the axis, if not the curves' own.
+        unit: what the steps are.
     """
     drawn = [(curve, _thinned(curve)) for curve in curves if curve.values]
     lows = [point.low for _, points in drawn for point in points]
@@ -99,16 +101,56 @@ def line_chart(
             f"ln {round(math.exp(level))} = {level:.3f}</text>"
         )
     for curve, points in drawn:
-        parts += _line(curve, points, x_axis, y_axis)
+        parts += _line(curve, points, x_axis, y_axis, unit)
+    return _figure(title, _HEIGHT, parts)
+
+
+def bar_chart(
+    title: str, names: Sequence[str], columns: Sequence[tuple[int, Sequence[float | None]]], most: float
+) -> str:
+    """Horizontal bars from 0 to ``most``, for each name one of each column.
+
+    Args:
+        title: above it.
+        names: of the rows.
+        columns: a color (as of ``Curve``) and a value for each name; None: no bar.
+        most: the end of the axis.
+    """
+    left, line = _WIDTH // 3, 12
+    axis = _Axis(0.0, most, left, _WIDTH - _RIGHT - 40, widen=False)
+    group = line * len(columns) + 6
+    parts = []
+    for row, name in enumerate(names):
+        top = _TOP + row * group
+        middle = top + line * len(columns) / 2 + 4
+        parts.append(f'<text x="{left - 6}" y="{middle:.1f}" text-anchor="end">{escape(_short(name))}</text>')
+        for number, (color, values) in enumerate(columns):
+            value, y = values[row], top + number * line
+            if value is None:
+                continue
+            end = axis.at(min(max(value, 0.0), most))
+            parts.append(
+                f'<rect class="c{color}" x="{left}" y="{y}" width="{max(end - left, 1):.1f}" height="{line - 2}">'
+                f"<title>{escape(name)}: {value:.4g}</title></rect>"
+                f'<text x="{end + 4:.1f}" y="{y + line - 3}">{value:.1f}</text>'
+            )
+    return _figure(title, _TOP + len(names) * group + 4, parts)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"
+
+
+def _figure(title: str, height: int, parts: Sequence[str]) -> str:
     return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
     )
 
 
-def _line(curve: Curve, points: Sequence[_Point], x_axis: _Axis, y_axis: _Axis) -> list[str]:
+def _line(curve: Curve, points: Sequence[_Point], x_axis: _Axis, y_axis: _Axis, unit: str) -> list[str]:
     places = [(x_axis.at(point.step), y_axis.at(point.mean)) for point in points]
-    said = f"<title>{escape(curve.label)}: {points[-1].mean:.4g} at step {points[-1].step:.0f}</title>"
+    said = f"<title>{escape(curve.label)}: {points[-1].mean:.4g} at {unit} {points[-1].step:.0f}</title>"
     if len(points) == 1:
         x, y = places[0]
         return [f'<circle class="c{curve.color}" cx="{x:.1f}" cy="{y:.1f}" r="3">{said}</circle>']

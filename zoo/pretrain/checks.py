@@ -16,6 +16,7 @@ from .resolve import Resolved, is_packaged, packaged_roots, resolve
 
 __all__ = [
     "Rate",
+    "beginning",
     "check_enough",
     "check_shares",
     "inconsistencies",
@@ -30,6 +31,7 @@ log = logging.getLogger("zoo")
 # By how much a ResNet makes maps smaller, by its stem.
 _REDUCTION = {"imagenet": 32, "medium": 16, "small": 8}
 _FAR = 2.0  # times the scaled rate, or its fraction
+_FAR_ADAPTIVE = 10.0  # the same where the batch doesn't count
 # Optimizers whose rate goes with the batch. Adam divides by the gradients' size: AMDIM's published rate is the
 # same for batches of 200, 480 and 1008.
 _LINEAR = ("lars", "sgd")
@@ -143,6 +145,17 @@ def inconsistencies(
         yield from _crops(resolved, shape)
 
 
+def beginning(recipe: Recipe, shape: RunShape, parameters: int) -> str:
+    """What a run that begins will do, in a line; ``parameters`` are those that are trained."""
+    epochs = f"{shape.epochs} epoch{'s' * (shape.epochs > 1)} of {shape.steps_per_epoch:,}"
+    share = f", {shape.batch_size // shape.world_size} in each of {shape.world_size} processes"
+    return (
+        f"{shape.total_steps:,} steps, {epochs}; a batch of {shape.batch_size}"
+        f"{share if shape.world_size > 1 else ''}; {recipe.optimizer.name} at {recipe.optimizer.lr:g}; "
+        f"{parameters:,} parameters. Costs, memory and time: zoo plan"
+    )
+
+
 def tell(warnings: Iterable[str]) -> None:
     """Log warnings before a training, and, of several, how many they are."""
     count = 0
@@ -166,8 +179,16 @@ def scaled_rate(resolved: Resolved) -> Rate | None:
     own, with the same optimizer, the one of the nearest batch.
     """
     recipe = resolved.recipe
-    if recipe.optimizer.name not in _LINEAR:
+    found = _reference(resolved) if recipe.optimizer.name in _LINEAR else None
+    if found is None:
         return None
+    name, other = found
+    lr, batch_size = other.optimizer.lr, other.batch_size
+    return Rate(lr * recipe.batch_size / batch_size, name, lr, batch_size)
+
+
+def _reference(resolved: Resolved) -> tuple[str, Recipe] | None:
+    recipe = resolved.recipe
     named = [name for name in (recipe.name, *reversed(resolved.layers)) if is_packaged(name)]
     names = named[:1] or packaged_roots(recipe.method.name)
     others = {name: resolve(name).recipe for name in names}
@@ -179,23 +200,40 @@ def scaled_rate(resolved: Resolved) -> Rate | None:
     if not alike:
         return None
     name = min(alike, key=lambda name: abs(math.log(alike[name].batch_size / recipe.batch_size)))
-    lr, batch_size = alike[name].optimizer.lr, alike[name].batch_size
-    return Rate(lr * recipe.batch_size / batch_size, name, lr, batch_size)
+    return name, alike[name]
 
 
 def _rate(resolved: Resolved) -> Iterator[str]:
     sources = (resolved.sources.get(key, "") for key in ("optimizer.lr", "batch_size"))
     if all(map(is_packaged, sources)):
         return
-    lr, batch, rate = resolved.recipe.optimizer.lr, resolved.recipe.batch_size, scaled_rate(resolved)
+    name, lr = resolved.recipe.optimizer.name, resolved.recipe.optimizer.lr
+    batch, rate = resolved.recipe.batch_size, scaled_rate(resolved)
+    if name not in _LINEAR:
+        yield from _adaptive_rate(resolved)
+        return
     if rate is None or 1 / _FAR <= lr / rate.scaled <= _FAR:
         return
-    factor = lr / rate.scaled
-    times = f"{factor:.3g} times" if factor > 1 else f"1/{1 / factor:.3g} of"
     yield (
-        f"optimizer.lr {lr:g} is {times} what a batch of {batch} would get in proportion to {rate.reference} "
-        f"({rate.lr:g} x {batch} / {rate.batch_size} = {rate.scaled:.3g})"
+        f"optimizer.lr {lr:g} is {_times(lr / rate.scaled)} what a batch of {batch} would get in proportion to "
+        f"{rate.reference} ({rate.lr:g} x {batch} / {rate.batch_size} = {rate.scaled:.3g})"
     )
+
+
+def _adaptive_rate(resolved: Resolved) -> Iterator[str]:
+    """Such a rate hardly depends on the batch."""
+    found, optimizer = _reference(resolved), resolved.recipe.optimizer
+    if found is None or 1 / _FAR_ADAPTIVE <= optimizer.lr / found[1].optimizer.lr <= _FAR_ADAPTIVE:
+        return
+    name, known = found[0], found[1].optimizer.lr
+    yield (
+        f"optimizer.lr {optimizer.lr:g} is {_times(optimizer.lr / known)} that of {name} ({known:g}); with "
+        f"{optimizer.name} a rate hardly depends on the batch"
+    )
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times" if factor > 1 else f"1/{1 / factor:.3g} of"
 
 
 def _crops(resolved: Resolved, shape: RunShape) -> Iterator[str]:

@@ -174,9 +174,10 @@ _LABELS = {
 def advice_for(recipe: Recipe) -> dict[str, str]:
     """What helps against each event, in the recipe's own keys with their present values."""
     method: Any = recipe.method
+    warmup = "steps" if recipe.schedule.warmup_steps else "epochs"
     known: dict[str, str] = {
         "rate": f"a lower optimizer.lr (now {recipe.optimizer.lr:g})",
-        "warmup": "a longer warm-up (schedule.warmup_epochs)",
+        "warmup": f"a longer warm-up (schedule.warmup_{warmup})",
         "crops": f"softer crops (a larger views.min_scale, now {list(recipe.views.min_scale)})",
         "images": "images that differ more than the views of one of them do (zoo views shows them)",
     }

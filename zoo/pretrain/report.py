@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +17,13 @@ from typing import Any
 
 from ..addresses import shown_urls
 from ..errors import InputError, ZooError
-from ..files import disk_errors, read_json, write_text
+from ..files import read_json
 from .charts import Curve, Mark, line_chart
 from .collapse import read_events
-from .report_style import PAGE
+from .report_style import COLORS, page_at, write_page
 from .rundir import RunFolder, list_runs, runs_root
 
-__all__ = ["write_report"]
-
-_COLORS = 8  # that the page's style has
+__all__ = ["figures_in", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class _Run:
         try:
             with open(self.folder.metrics, "rb") as lines:
                 for line in lines:
-                    found = _figures(line)
+                    found = figures_in(line)
                     if found is None:
                         damaged += 1
                         continue
@@ -129,7 +126,7 @@ class _Run:
             return {}
 
 
-def _figures(line: bytes) -> dict[str, Any] | None:
+def figures_in(line: bytes) -> dict[str, Any] | None:
     """The numbers of a line of ``metrics.jsonl``; None if it is damaged."""
     try:
         value = json.loads(line)
@@ -181,20 +178,13 @@ def write_report(runs: Sequence[str | Path], out: str | Path, views: int = 3) ->
         InputError: not a run, or ``out`` is a folder.
         RunError: the page can't be written.
     """
-    out = Path(out)
-    if out.is_dir():
-        raise InputError(
-            "The report would be where a folder is.", where=out, fix="name a file, such as report.html"
-        )
+    out = page_at(out)
     read = [
-        _Run(folder, label, n % _COLORS, folder.read()) for n, (folder, label) in enumerate(_labelled(runs))
+        _Run(folder, label, n % COLORS, folder.read()) for n, (folder, label) in enumerate(_labelled(runs))
     ]
     for run in read:
         run.read()
-    parts = {"TITLE": escape(", ".join(run.label for run in read)), "BODY": "\n".join(_body(read, views))}
-    page = re.sub(r"\$(TITLE|BODY)", lambda match: parts[match[1]], PAGE)
-    with disk_errors("Writing the report", out):
-        write_text(out, page)
+    write_page(out, ", ".join(run.label for run in read), "\n".join(_body(read, views)))
     rows = [
         {"run": str(run.folder.path), "step": run.last.get("step", -1) + 1, "notes": run.notes}
         for run in read

@@ -1,10 +1,18 @@
-"""The frame of the report's page: its style, light and dark. Nothing in it is fetched from anywhere."""
+"""The frame of a report's page: its style, light and dark. Nothing in it is fetched from anywhere."""
 
 from __future__ import annotations
 
-__all__ = ["PAGE"]
+import re
+from html import escape
+from pathlib import Path
 
-PAGE = """<!doctype html>
+from ..errors import InputError
+from ..files import disk_errors, write_text
+
+__all__ = ["COLORS", "page_at", "write_page"]
+
+COLORS = 8
+_PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -36,7 +44,7 @@ figcaption { color: var(--soft); } svg { width: 100%; height: auto; display: blo
 svg text { fill: var(--soft); font-size: 11px; }
 .grid { stroke: var(--line); stroke-width: 1; } .axis { stroke: var(--soft); }
 .curve { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke: currentColor; }
-.band { opacity: .18; fill: currentColor; } circle { fill: currentColor; }
+.band { opacity: .18; fill: currentColor; } circle, rect { fill: currentColor; }
 .level { stroke: var(--soft); stroke-dasharray: 6 4; } text.level { stroke: none; }
 .mark { stroke: currentColor; stroke-width: 2; stroke-dasharray: 2 3; }
 .c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); } .c3 { color: var(--c3); }
@@ -44,6 +52,7 @@ svg text { fill: var(--soft); font-size: 11px; }
 .key { background: currentColor; }
 pre { background: var(--panel); padding: .8rem; border-radius: 6px; overflow-x: auto; font-size: 12.5px; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .4rem; } .pair img { width: 100%; }
 </style>
 </head>
 <body>
@@ -52,3 +61,34 @@ $BODY
 </body>
 </html>
 """
+
+
+def page_at(out: str | Path) -> Path:
+    """Where a page is to be written.
+
+    Raises:
+        InputError: there is a folder.
+    """
+    out = Path(out)
+    if out.is_dir():
+        raise InputError(
+            "The report would be where a folder is.", where=out, fix="name a file, such as report.html"
+        )
+    return out
+
+
+def write_page(out: Path, title: str, body: str) -> None:
+    """Write a page, whole or not at all.
+
+    Args:
+        out: the HTML file; it is replaced.
+        title: plain text.
+        body: HTML.
+
+    Raises:
+        RunError: the disk failed.
+    """
+    parts = {"TITLE": escape(title), "BODY": body}
+    page = re.sub(r"\$(TITLE|BODY)", lambda match: parts[match[1]], _PAGE)
+    with disk_errors("Writing the report", out):
+        write_text(out, page)

@@ -41,7 +41,7 @@ from ..tensors import seeded
 from ..weights.fill import copy_into
 from ..weights.load import load_trunk
 from ..weights.reference import parse_reference
-from .checks import inconsistencies, run_shape, shards_of, tell
+from .checks import beginning, inconsistencies, run_shape, shards_of, tell
 from .collapse import Event
 from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
@@ -265,6 +265,9 @@ class Session:
                     "processes": self.world.world_size,
                 }
                 folder.write_environment({**describe_environment(), **used})
+                if info is None:
+                    learning = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+                    log.info("plan: %s", beginning(self.recipe, self.shape, learning))
             log.info("training in %s", folder.path)
             if info is None and self.started_from_weights:
                 loop.save()  # a resume must not depend on the file that the weights came from
@@ -335,7 +338,7 @@ class Session:
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
                 # AMDIM's embeddings serve its own loss alone; what a foreign network leaves out is its own affair.
-                find_unused_parameters=not isinstance(self.method.trunk, ResNet),
+                find_unused_parameters=not (self.method.whole_trunk or isinstance(self.method.trunk, ResNet)),
             )
 
     def _restore(self, folder: RunFolder, loop: Loop, info: dict[str, Any], changes: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.ops import Conv2dNormActivation, FrozenBatchNorm2d
 
 __all__ = ["folded", "for_features"]
 
@@ -18,7 +19,8 @@ def folded(trunk: nn.Module) -> Any:
 
     In eval mode a BatchNorm multiplies each channel by a number and adds one, which the weights and a bias of
     the convolution before it can do. The order of a network's modules doesn't say which stands behind which, so
-    this is done in torchvision's ResNets and their blocks alone; other networks are copied as they are.
+    this is done in torchvision's ResNets, their blocks and its convolutions with a norm alone; other networks are
+    copied as they are.
 
     Args:
         trunk: is not changed; a ResNet may also lie within it.
@@ -57,11 +59,14 @@ def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
             shortcut = getattr(module, "downsample", None)
             if isinstance(shortcut, nn.Sequential) and len(shortcut) == 2:
                 yield shortcut, "0", "1"
+        elif type(module) is Conv2dNormActivation and "1" in module._modules:
+            yield module, "0", "1"
 
 
 def _foldable(conv: nn.Module, bn: nn.Module) -> bool:
     watched = any(module._forward_hooks or module._forward_pre_hooks for module in (conv, bn))
-    kept = type(bn) in (nn.BatchNorm2d, nn.SyncBatchNorm) and bn.running_mean is not None
+    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d)
+    kept = type(bn) in kinds and bn.running_mean is not None
     return isinstance(conv, nn.Conv2d) and "weight" in conv._parameters and kept and not watched
 
 

@@ -203,7 +203,10 @@ def _from_bundle(
         "reference": str(target),
         "revision": bundle.path.name,
         "weights_sha256": bundle.weights_sha256,
-        **{key: info[key] for key in ("arch", "method", "licence", "preprocessing", "lineage")},
+        **{
+            key: info[key]
+            for key in ("arch", "method", "licence", "preprocessing", "recipe", "data", "lineage")
+        },
     }
     hashed = "hashes checked" if how == "full" else "hashes checked before, files unchanged"
     count = len(tensors)

@@ -48,13 +48,27 @@ class Reference:
 
 
 def _is_address_of_a_hub(kind: str, rest: str) -> bool:
-    """Any address but those of the web: ``s3://``, ``gs://``, ``memory://``; of ``file://`` those in a hub."""
+    """Any address but those of the web: ``s3://``, ``gs://``, ``memory://``; of ``file://`` those in a hub.
+
+    A name that is not there is one of a hub where that folder holds other models.
+    """
     if not rest.startswith("//"):
         return False
     if kind == "file":
         folder, _, last = rest[2:].rpartition("/")
-        return _exists(Path(folder, last.partition("@")[0], "refs.json"))
+        path = Path(folder, last.partition("@")[0])
+        if _exists(path) or _exists(Path(rest[2:])):
+            return _exists(path / "refs.json")
+        return _is_hub(path)
     return kind not in ("http", "https", *KINDS) and re.fullmatch(r"[A-Za-z0-9+.-]+", kind) is not None
+
+
+def _is_hub(model: Path) -> bool:
+    """Whether others lie where this model would."""
+    try:
+        return any(model.parent.parent.glob("*/*/refs.json"))
+    except (OSError, ValueError):
+        return False
 
 
 def _exists(path: Path) -> bool:

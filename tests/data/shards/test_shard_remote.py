@@ -297,8 +297,17 @@ def test_several_readers_fetch_a_shard_once(foreign):
 
 
 class _Quiet(SimpleHTTPRequestHandler):
+    answers: dict = {}  # noqa: RUF012 - name -> statuses that it is answered with, before the file itself
+
     def log_message(self, *args):
         pass
+
+    def send_head(self):
+        statuses = self.answers.get(self.path[1:])
+        if statuses:
+            self.send_error(statuses.pop(0))
+            return None
+        return super().send_head()
 
 
 @pytest.fixture()
@@ -330,3 +339,19 @@ def test_over_http(web, monkeypatch, caplog):
     secret = open_source(f"{web}/00.tar?signature=abc")
     assert "abc" not in secret.name + secret.where(0) + str(secret.fingerprint())
     assert not list(remote.cache_home().rglob(f"fetched-{INDEX}"))
+
+
+def test_what_a_web_server_refuses_is_no_missing_file(web, monkeypatch):
+    """fsspec says "not found" of any answer, where it only asks for the size."""
+    monkeypatch.setattr(_Quiet, "answers", {"00.tar": [403] * 99})
+    with pytest.raises(InputError, match="may not be read") as caught:
+        open_source(f"{web}/{{00..02}}.tar")
+    assert caught.value.where == f"{web}/00.tar"
+    _Quiet.answers["00.tar"] = [503] * 99
+    with pytest.raises(RunError, match=r"network failed 4 times .*503"):
+        open_source(f"{web}/{{00..02}}.tar")
+    _Quiet.answers["00.tar"] = [503] * 4  # two for each time that the size is asked for
+    assert_reads(open_source(f"{web}/{{00..02}}.tar"), range(15))
+    assert _Quiet.answers["00.tar"] == []
+    with pytest.raises(InputError, match="nothing at this address"):
+        open_source(f"{web}/{{02..03}}.tar")

@@ -69,8 +69,10 @@ def answers(model: Any) -> list[torch.Tensor]:
         return [model.eval()(X), *model.maps(X)]
 
 
-def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+def assert_near(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    """Equal weights lie elsewhere in memory, which decides on some processors how sums are rounded."""
+    for one, other in zip(left, right, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "optimizer.lr": 0.01,
             "schedule.warmup_steps": 1,
             "batch_size": 4,
-            "epochs": 4,
+            "samples": 32,  # eight steps, four epochs
             "precision": "float32",
             "device": "cpu",
             "data.workers": 0,
@@ -119,7 +121,7 @@ def test_a_run_published_written_and_read_back(run: Path, tmp_path: Path, legacy
 
     model = zoo.load(str(done.path), progress=False)
     assert same(model.state_dict(), published.state_dict())
-    assert equal(answers(model), answers(published))
+    assert_near(answers(model), answers(published))
     assert model.options == published.options == {**OPTIONS, "use_bn": True}
     assert model.zoo_info["facts"]["hyperparams"]["tclip"] == 13.0
     assert any("tclip 20 and use_bn False" in note for note in done.notes)
@@ -127,7 +129,8 @@ def test_a_run_published_written_and_read_back(run: Path, tmp_path: Path, legacy
         zoo.load(str(path), classifier="own", progress=False).eval() for path in ("me/amdim", done.path)
     ]
     with torch.no_grad():
-        assert torch.equal(logits[0](X), logits[1](X)) and logits[0](X).shape == (3, 2)
+        assert_near([logits[0](X)], [logits[1](X)])
+        assert logits[0](X).shape == (3, 2)
 
     # And once more, from the file and from what is made of it: nothing is lost on the way.
     convert(done.path, to="bundle", out=tmp_path / "bundle")

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from zoo.engine.collectives import Collectives, WorldOfOne
 from zoo.models.resnet import stage_features
 
+from ..views import output_size
 from .images import Found, Images, Target
 from .masks import MaskHead, mask_loss, mask_targets, paste_masks
 from .roi import (
@@ -72,6 +74,10 @@ class _Detector(nn.Module):
 
     divisor = 1
     """Height and width of a batch are multiples of it."""
+    view_size = staticmethod(output_size)
+    """The size of a test image's view."""
+    class_layers = ("predictor.", "mask_head.predictor.")
+    """Where the parameters lie whose shapes follow from the number of classes."""
     trunk: Any
     rpn: ProposalNetwork
     predictor: BoxPredictor
@@ -173,9 +179,38 @@ class C4Detector(_Detector):
 
     def region_features(self, maps: Sequence[torch.Tensor], boxes: Sequence[torch.Tensor]) -> torch.Tensor:
         """(regions, F): the fourth stage on 14 x 14 positions of each region, averaged."""
-        pooled = pool(maps[0], boxes, 14, self.stride)
-        pooled = pooled.contiguous(memory_format=_format_of(self.trunk))
-        return self.norm(self.trunk.layer4(pooled)).mean(dim=(2, 3))  # type: ignore[no-any-return]
+        first, *others = self.trunk.layer4
+        if maps[0].device.type == "cpu" and isinstance(first, Bottleneck):
+            x = self._first_block(first, maps[0], boxes)
+        else:
+            x = first(self._laid(pool(maps[0], boxes, 14, self.stride)))
+        for block in others:
+            x = block(x)
+        if self.training:
+            return self.norm(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+        # A norm with fixed statistics and a mean may change places: one position each instead of 49.
+        return self.norm(x.mean(dim=(2, 3), keepdim=True)).flatten(1)  # type: ignore[no-any-return]
+
+    def _first_block(self, block: Any, features: torch.Tensor, boxes: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The stage's first block, a quarter of its work: pooling and a 1x1 convolution may change places.
+
+        So its two see each position of the map once, and not of every region; the pooled sums are the same.
+        """
+
+        def of_regions(conv: nn.Conv2d, every: int) -> torch.Tensor:
+            seen = F.conv2d(features, conv.weight)
+            pooled = self._laid(pool(seen, boxes, 14, self.stride, every).to(seen.dtype))
+            # A bias (a folded norm has one) must not be pooled: what lies beyond the map counts 0.
+            return pooled if conv.bias is None else pooled + conv.bias.to(seen.dtype)[:, None, None]
+
+        x = block.relu(block.bn1(of_regions(block.conv1, 1)))
+        x = block.bn3(block.conv3(block.relu(block.bn2(block.conv2(x)))))
+        shortcut, norm = block.downsample
+        return block.relu(x + norm(of_regions(shortcut, shortcut.stride[0])))  # type: ignore[no-any-return]
+
+    def _laid(self, pooled: torch.Tensor) -> torch.Tensor:
+        """In memory as the network's filters are."""
+        return pooled.contiguous(memory_format=_format_of(self.trunk))
 
 
 class FpnDetector(_Detector):

@@ -15,6 +15,7 @@ from torchvision.ops import batched_nms, box_iou, roi_align
 
 from .boxes import clip_boxes, decode, encode, has_area, match, sample_labels
 from .images import Found, Target
+from .products import align_by_products
 from .rpn import Proposals
 
 __all__ = [
@@ -89,11 +90,19 @@ def proposal_recall(proposals: Sequence[Proposals], targets: Sequence[Target]) -
     return float(torch.cat(found).double().mean()) if found else 1.0
 
 
-def pool(features: torch.Tensor, boxes: Sequence[torch.Tensor], side: int, stride: int) -> torch.Tensor:
-    """Aligned RoIAlign with as many samples as fit: (regions of all images, C, side, side)."""
+def pool(
+    features: torch.Tensor, boxes: Sequence[torch.Tensor], side: int, stride: int, every: int = 1
+) -> torch.Tensor:
+    """Aligned RoIAlign with as many samples as fit: (regions of all images, C, side, side).
+
+    ``every``: only each so many positions along each axis.
+    """
     # Half precision would move the boxes.
     full = features if features.dtype == torch.float64 else features.float()
-    return roi_align(full, [b.to(full.dtype) for b in boxes], side, 1.0 / stride, 0, aligned=True)
+    if full.device.type == "cpu":
+        return align_by_products(full, boxes, side, stride, every)
+    found = roi_align(full, [b.to(full.dtype) for b in boxes], side, 1.0 / stride, 0, aligned=True)
+    return found[..., ::every, ::every]
 
 
 def levels_of(boxes: torch.Tensor, lowest: int, highest: int) -> torch.Tensor:

@@ -273,13 +273,14 @@ def _patiently(call: Callable[[], T], address: str) -> T:
         time.sleep(pause)
         try:
             return _within(call, _WAIT)
-        except FileNotFoundError:
-            raise InputError(
-                "There is nothing at this address.",
-                where=without_credentials(address),
-                fix="check the name, and that all shards of the pattern are there",
-            ) from None
-        except Exception as error:
+        except Exception as raised:
+            error = _reason(raised)
+            if isinstance(error, FileNotFoundError):
+                raise InputError(
+                    "There is nothing at this address.",
+                    where=without_credentials(address),
+                    fix="check the name, and that all shards of the pattern are there",
+                ) from None
             if _no_rights(error):
                 raise InputError(
                     f"The address may not be read ({type(error).__name__}).",
@@ -319,6 +320,15 @@ def _within(call: Callable[[], T], seconds: float) -> T:
     if not answer:
         raise TimeoutError
     return answer[0]
+
+
+def _reason(error: Exception) -> Exception:
+    """What went wrong: over HTTP fsspec says that a file isn't there whenever it can't ask for its size."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    absent = getattr(cause, "status", None) in (404, 410) or not type(cause).__module__.startswith("aiohttp")
+    return error if absent and not isinstance(cause, TimeoutError) else cause
 
 
 def _no_rights(error: Exception) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ...data.loader import Batch
 from ...engine.collectives import Collectives
@@ -19,7 +20,7 @@ from ...models.recompute import statistics_kept
 from ..losses.amdim import Maps, Mixing, amdim_costs, classifier_cost
 from ..losses.sinkhorn import promote
 from .amdim_config import AMDIMConfig
-from .base import Method
+from .base import Method, Seen
 from .config_base import RunShape
 
 __all__ = ["AMDIM", "MixtureFeatures"]
@@ -81,6 +82,8 @@ class AMDIM(Method):
         InputError: another trunk, or one for images of another size.
     """
 
+    whole_trunk = True  # what serves no cost doesn't learn
+
     def __init__(self, trunk: Any, config: AMDIMConfig, shape: RunShape, world: Collectives) -> None:
         super().__init__()
         _check_trunk(trunk, shape)
@@ -96,6 +99,7 @@ class AMDIM(Method):
         if config.classifiers:
             self.classifier = nn.Linear(dim, len(shape.classes))
             self.mlp_classifier = feature_classifier(dim, len(shape.classes), hidden=1024, dropout=0.2)
+        self._outcomes = _outcomes(config, shape.batch_size)
         self._step = 0
 
     def before_step(self, step: int, epoch: int) -> None:
@@ -135,6 +139,9 @@ class AMDIM(Method):
         self, views: list[torch.Tensor], batch: Batch, given: _Part | None = None
     ) -> tuple[torch.Tensor, dict[str, float]]:
         features, maps = self._encoded(views, batch.size)
+        if self.watched:
+            rows = promote(torch.cat(features).detach())
+            self.seen = Seen(self._outcomes, F.normalize(rows, dim=1, p=2))
         mark("loss")
         costs = self._costs(maps, batch.ids) if given is None else given.costs
         loss = torch.stack(list(costs.values())).sum()
@@ -206,6 +213,20 @@ class AMDIM(Method):
             figures[f"{name}_loss"] = costs[-1].detach()
             figures[f"{name}_accuracy"] = hits / (every >= 0).sum().clamp_min(1)
         return torch.stack(costs).sum(), figures
+
+
+def _outcomes(config: AMDIMConfig, batch_size: int) -> float:
+    """The number whose logarithm the costs sum up to where all scores are alike.
+
+    A cost is then the logarithm of the positive and its negatives. Of K mixture features each is then as
+    responsible as any other, which gains their entropy.
+    """
+    found = 1.0
+    for cost in config.costs:
+        found *= 1 + (batch_size - 1) * (_PLACES if cost.endswith("5") else 49)
+        if config.mixtures and cost.startswith("1"):
+            found /= config.mixtures**config.mixture_entropy
+    return max(1.0, found)  # less says nothing
 
 
 def _linear(maps: list[Maps], gradients: Sequence[Sequence[torch.Tensor | None]]) -> torch.Tensor:

@@ -53,6 +53,8 @@ class Method(nn.Module):
     """
 
     trunk: nn.Module
+    whole_trunk = False
+    """Whether all of the trunk that learns has a part in the loss, even of one that isn't a ResNet."""
     watched = False
     """Whether somebody will look at what the next step saw, so that it must keep it in ``seen``."""
     seen: Seen | None = None

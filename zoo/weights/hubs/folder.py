@@ -8,7 +8,8 @@ What the local hub promises, and what a store can keep of it:
 - A revision never changes, and is used only if every hash is right: kept everywhere, for who reads checks.
 - A revision is there whole or not at all: kept everywhere. Its ``SHA256SUMS`` is sent last, and without it
   nothing is there; on a disk each file appears under its name when it is whole, in a bucket it always does.
-- An upload that failed goes on: kept everywhere, file by file.
+- An upload that failed goes on: kept everywhere, file by file. A published file that is lost or cut short is
+  sent again by publishing again; one that is damaged, by force.
 - A tag moves only by force, ``latest`` follows the last publisher: kept as long as one publishes at a time.
   There is no lock. Of two at the same moment, the later one's list of tags may replace the other's; each
   looks afterwards, and writes again if its own is missing. No revision is lost by it.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import sys
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from urllib.parse import urlsplit
 
 from ...addresses import forbidden, without_credentials
 from ...errors import InputError, RunError, did_you_mean
-from ...files import sha256_of, write_json
+from ...files import disk_errors, read_json, sha256_of, write_json
 from ...homes import cache_home
 from ..bundle import SUMS, Bundle, read_bundle, read_sums
 from .hf_publish import Plan
@@ -36,6 +38,8 @@ from .stores import Store, open_store
 from .transport import PATIENT, Patience
 
 __all__ = ["AtHub", "FolderHub", "fetch_model", "split_address"]
+
+log = logging.getLogger("zoo")
 
 _REVISION = re.compile(r"[0-9a-f]{16}")
 _ATTEMPTS = 3
@@ -57,6 +61,14 @@ def split_address(text: str) -> tuple[str, str, str | None]:
             fix="e.g. s3://bucket/models/me/swav_tiny@v1",
         )
     return root, check_name(f"{org}/{last}"), revision or None
+
+
+def _known_tags(file: Path) -> dict[str, str]:
+    """The tags when they were last asked for; none if they never were."""
+    try:
+        return dict(read_json(file))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def fetch_model(
@@ -114,8 +126,8 @@ class FolderHub:
     def fetch(self, name: str, revision: str | None = None) -> Bundle:
         """A model, whole and verified, in the cache.
 
-        A revision that was fetched before costs no network; a tag costs one question. Without network a tag
-        is what it was.
+        A revision that was fetched before costs no network; a tag costs one question, and without an answer
+        means what it meant last.
 
         Raises:
             InputError: no such model or revision (the tags are named), or not what was published.
@@ -126,33 +138,28 @@ class FolderHub:
         if not _REVISION.fullmatch(wanted):
             wanted = self._resolve(name, wanted)
         if wanted in self._kept.revisions(name):
-            bundle = read_bundle(self._kept.home / name / "revisions" / wanted)
             try:
+                bundle = read_bundle(self._kept.home / name / "revisions" / wanted)
                 bundle.verify()
                 return bundle
             except InputError:
-                if forbidden():
+                if self._offline():
                     raise
         return self._download(name, wanted)
 
     def _resolve(self, name: str, wanted: str) -> str:
         tags_file = self._kept.home / name / "tags.json"
-        offline = None if self._is_local() else forbidden()
-        if offline is None:
-            tags = self._tags(self._store(), name)
+        offline = self._offline()
+        if offline is not None:
+            tags = _known_tags(tags_file)
             if not tags:
-                raise InputError("There is no such model in this hub.", where=self._where(name))
-            tags_file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(tags_file, tags)
-        else:
-            try:
-                tags = json.loads(tags_file.read_text("utf-8"))
-            except (OSError, ValueError):
                 raise InputError(
                     f"This model is not in the cache, and {offline} forbids the network.",
                     where=self._where(name),
                     fix=f"unset {offline} once",
-                ) from None
+                )
+        else:
+            tags = self._asked_tags(name, tags_file)
         if wanted not in tags:
             raise InputError(
                 "The model has no such revision.",
@@ -161,8 +168,29 @@ class FolderHub:
             )
         return str(tags[wanted])
 
-    def _is_local(self) -> bool:
-        return urlsplit(self.address).scheme in ("file", "local", "memory")
+    def _asked_tags(self, name: str, tags_file: Path) -> dict[str, str]:
+        try:
+            tags = self._tags(self._store(), name)
+        except RunError as error:
+            tags = _known_tags(tags_file)
+            if not tags:
+                raise
+            log.warning("%s: what its tags meant last is taken (%s)", self._where(name), error.what)
+            return tags
+        if not tags:
+            raise InputError(
+                "There is no such model in this hub.",
+                where=self._where(name),
+                fix="check the name and the address",
+            )
+        with disk_errors("Writing the cache", tags_file):
+            tags_file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(tags_file, tags)
+        return tags
+
+    def _offline(self) -> str | None:
+        """The variable that forbids to ask this hub, if one does."""
+        return None if urlsplit(self.address).scheme in ("file", "local", "memory") else forbidden()
 
     def _tags(self, store: Store, name: str) -> dict[str, str]:
         content = store.read(f"{name}/refs.json")
@@ -180,7 +208,7 @@ class FolderHub:
         return dict(tags)
 
     def _download(self, name: str, revision: str) -> Bundle:
-        if (variable := forbidden()) and not self._is_local():
+        if variable := self._offline():
             raise InputError(
                 f"This revision is not whole in the cache, and {variable} forbids the network.",
                 where=self._where(name, revision),
@@ -216,7 +244,7 @@ class FolderHub:
         raise InputError(
             "What came is not what was published: its SHA-256 differs.",
             where=f"{self.shown}/{path}",
-            fix="try again; if it stays so, publish it again",
+            fix="try again; if it stays so, publish it again with --force",
         )
 
     # --- publishing ---
@@ -230,7 +258,7 @@ class FolderHub:
             name: ``org/name``.
             folder: a bundle.
             tag: a second name for the revision; fixed once given.
-            force: move a tag that points elsewhere.
+            force: move a tag that points elsewhere, and send what is there again.
             dry_run: only look what there is to do.
 
         Raises:
@@ -240,7 +268,7 @@ class FolderHub:
         check_name(name)
         if tag is not None:
             LocalHub.check_tag(tag)
-        if (variable := forbidden()) and not self._is_local():
+        if variable := self._offline():
             raise InputError(
                 f"Publishing needs the network, and {variable} forbids it.",
                 where=self._where(name),
@@ -248,13 +276,16 @@ class FolderHub:
             )
         bundle = read_bundle(folder)
         store, revision = self._store(), sha256_of(folder / SUMS)[:16]
+        store.check_writable()
         known = self._tags(store, name)
         self._check_tag(known, name, tag, revision, force)
         base = f"{name}/revisions/{revision}"
         sizes = {file: (folder / file).stat().st_size for file in (*bundle.sums, SUMS)}
         new = store.read(f"{base}/{SUMS}") != (folder / SUMS).read_bytes()
         send = [
-            file for file in sizes if new and (file == SUMS or store.size(f"{base}/{file}") != sizes[file])
+            file
+            for file in sizes
+            if force or (new and file == SUMS) or store.size(f"{base}/{file}") != sizes[file]
         ]
         if dry_run:
             there = [file for file in sizes if file not in send]

@@ -7,6 +7,7 @@ token is sent to the hub's own address only, and over plain http only to this ma
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -16,12 +17,13 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from importlib.util import find_spec
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ...addresses import forbidden, shown_urls
 from ...errors import InputError, RunError, ZooError
-from .hf_refused import NO_CONNECTION, Refused, classified, hub_utils
+from .hf_refused import Refused, classified, hub_utils
 from .transport import PATIENT, Patience
 
 __all__ = ["CONSENT", "Client", "check_repo_name"]
@@ -110,10 +112,19 @@ class Client:
 
     @cached_property
     def _found(self) -> str | None:
-        from huggingface_hub import get_token
+        from huggingface_hub import constants, get_token
 
+        if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+            return None
         with classified(""):
-            return get_token()
+            token = get_token()
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise InputError(
+                "Your token holds signs that no token has.",
+                where="HF_TOKEN, or what hf auth login stored",
+                fix="copy it again, whole and without more",
+            )
+        return token
 
     @property
     def withheld(self) -> bool:
@@ -127,6 +138,10 @@ class Client:
             return (
                 f"use https for {self.host}, or allow your token to be sent to it as it is with {CONSENT}=1"
             )
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+            return "unset HF_HUB_DISABLE_IMPLICIT_TOKEN, which keeps your token unsent"
         return "log in (hf auth login) or set HF_TOKEN"
 
     @cached_property
@@ -159,7 +174,7 @@ class Client:
                     return function(*args, **kwargs)
             except Refused as refused:
                 # For downloads the hub's client tries to connect for half a minute by itself.
-                tried = refused.said == NO_CONNECTION and time.monotonic() - began > _LONG
+                tried = refused.kind == "unreachable" and time.monotonic() - began > _LONG
                 if not refused.passing or tried or attempt + 1 == attempts:
                     raise
                 self.rest(attempt, refused)
@@ -182,9 +197,10 @@ class Client:
             where: the repository, ``hf:org/name``.
             doing: a noun for what was tried, e.g. ``Publishing``.
         """
-        kind, said = refused.kind, refused.said
+        kind, said = "network" if refused.kind == "unreachable" else refused.kind, refused.said
         name = where.removeprefix("hf:").partition("@")[0]
         log_in = self.how_to_log_in
+        a_path = f"leave hf: away for {name} of this machine; else " if Path(name).exists() else ""
         known: dict[str, tuple[type[ZooError], str, str | None]] = {
             "gated": (
                 InputError,
@@ -194,7 +210,7 @@ class Client:
             "missing": (
                 InputError,
                 "There is no such repository, or it is private and you may not see it.",
-                f"check the name; for a private one {log_in}",
+                f"{a_path}check the name; for a private one {log_in}",
             ),
             "revision": (InputError, "The repository has no such revision.", None),
             "entry": (InputError, f"The repository lacks a file ({said}).", None),
@@ -224,6 +240,11 @@ class Client:
                 RunError,
                 f"{doing} failed: {self.host} can't be reached ({said}).",
                 "check the connection, then try again: what arrived is not sent again",
+            ),
+            "certificate": (
+                RunError,
+                f"{doing} failed: {self.host} can't be trusted ({said}).",
+                "set the clock; if there is a proxy that decrypts, let the hub pass",
             ),
             "page": (
                 RunError,
@@ -261,6 +282,7 @@ class Client:
 _LOCK = threading.Lock()
 _WORKING: list[Client] = []
 _BEFORE: dict[str, bool] = {}
+_MAKERS: list[Callable[[], Any]] = []  # of sessions, ours
 
 
 @contextlib.contextmanager
@@ -281,10 +303,7 @@ def _at_work(client: Client) -> Iterator[None]:
         constants.HF_HUB_DISABLE_XET = _BEFORE["xet off"] or client.endpoint != _PUBLIC
         if not (client.progress and sys.stderr.isatty()) and not _BEFORE["bars off"]:
             utils.disable_progress_bars()
-        session = utils.get_session()
-        hooks = session.event_hooks
-        if _guard not in hooks.get("request", []):
-            session.event_hooks = {**hooks, "request": [*hooks.get("request", []), _guard]}
+        _watch_sessions(utils)
     try:
         yield
     finally:
@@ -294,6 +313,30 @@ def _at_work(client: Client) -> Iterator[None]:
                 constants.HF_HUB_DISABLE_XET = _BEFORE["xet off"]
                 if not _BEFORE["bars off"]:
                     utils.enable_progress_bars()
+
+
+def _watch_sessions(utils: Any) -> None:
+    """Have ``_guard`` look at the requests of the client's session, and of those that it will make.
+
+    It makes a new one in the middle of a call, after a connection that failed.
+    """
+    http: Any = importlib.import_module("huggingface_hub.utils._http")
+    usual = http._GLOBAL_CLIENT_FACTORY
+    if usual not in _MAKERS:
+
+        def make() -> Any:
+            return _watched(usual())
+
+        _MAKERS.append(make)
+        http._GLOBAL_CLIENT_FACTORY = make  # set_client_factory would close a session that others are using
+    _watched(utils.get_session())
+
+
+def _watched(session: Any) -> Any:
+    hooks = session.event_hooks
+    if _guard not in hooks.get("request", []):
+        session.event_hooks = {**hooks, "request": [*hooks.get("request", []), _guard]}
+    return session
 
 
 def _guard(request: Any) -> None:

@@ -96,6 +96,13 @@ class OnHub:
     plan: Plan
 
 
+def _refuse_readers(who: dict[str, Any]) -> None:
+    """Of a token made for reading the hub says so; of the others only trying tells what they may."""
+    token = (who.get("auth") or {}).get("accessToken") or {}
+    if token.get("role") == "read":
+        raise Refused("forbidden", "it is one for reading only")
+
+
 @dataclass
 class _Head:
     """The newest commit and its files: path -> (size, SHA-256 or git's hash)."""
@@ -187,7 +194,7 @@ class Publisher:
         """
         client = self.client
         with self._explained():
-            client.call(client.api.whoami)
+            _refuse_readers(client.call(client.api.whoami))
             try:
                 head = self._look()
             except Refused as refused:

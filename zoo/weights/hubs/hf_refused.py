@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import re
+import socket
+import ssl
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from ...addresses import shown_urls
 
-__all__ = ["NO_CONNECTION", "Refused", "classified", "hub_httpx", "hub_utils"]
+__all__ = ["Refused", "classified", "hub_httpx", "hub_utils"]
 
-NO_CONNECTION = "no connection"
-"""What is said of a hub that can't be connected to."""
-_PASSING = ("busy", "server", "network")
+_PASSING = ("busy", "server", "network", "unreachable")
 
 
 class Refused(Exception):
@@ -24,8 +23,9 @@ class Refused(Exception):
 
     Args:
         kind: ``gated``, ``missing`` (a repository), ``revision``, ``entry`` (a file), ``token``, ``forbidden``,
-            ``conflict``, ``stale`` (a parent), ``busy``, ``server``, ``network``, ``page`` (no hub answers
-            like this), ``storage``, ``xet``, ``card``, ``disk``, ``offline`` or ``other``.
+            ``conflict``, ``stale`` (a parent), ``busy``, ``server``, ``network`` (it failed on the way),
+            ``unreachable`` (no connection was made), ``certificate``, ``page`` (no hub answers like this),
+            ``storage``, ``xet``, ``card``, ``disk`` (of this machine), ``offline`` or ``other``.
         said: what it said, for people, without secrets.
         wait: seconds that it asks to wait.
     """
@@ -71,7 +71,8 @@ def classified(token: str | None) -> Iterator[None]:
         httpx = hub_httpx()
         if not isinstance(error, (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)):
             raise
-        raise Refused("network", _public(_transport(error), token)) from None
+        kind, said = _transport(error)
+        raise Refused(kind, _public(said, token)) from None
 
 
 def _public(said: str, token: str | None) -> str:
@@ -93,7 +94,7 @@ def _meaning(error: BaseException) -> tuple[str, str, float]:
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "offline", "", 0.0
     if isinstance(error, httpx.HTTPError) and not isinstance(error, errors.HfHubHTTPError):
-        return "network", _transport(error), 0.0
+        return *_transport(error), 0.0
     if isinstance(error, errors.FileMetadataError):
         return "page", "its answer lacks what a hub says of a file", 0.0
     for kind, found in (
@@ -111,10 +112,10 @@ def _meaning(error: BaseException) -> tuple[str, str, float]:
         return ("storage" if kind in ("forbidden", "other", "missing") else kind), said, wait
     if isinstance(error, errors.LocalTokenNotFoundError):
         return "token", "", 0.0
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-        return "disk", error.strerror or str(error), 0.0
     if isinstance(error, ConnectionError) and "xet" in str(error):
         return "xet", "", 0.0
+    if _is_of_a_disk(error):
+        return "disk", str(error.strerror), 0.0
     if isinstance(error, OSError):
         return "network", error.strerror or str(error).partition(".")[0], 0.0
     if isinstance(error, ValueError) and "Invalid metadata" in str(error):
@@ -141,18 +142,25 @@ def _last_part(error: BaseException) -> str:
     return "" if response is None else urlsplit(str(response.url)).path.rpartition("/")[2]
 
 
-def _transport(error: BaseException) -> str:
-    """What a network did; a client's own words may hold addresses and are of no use."""
-    kind = type(error).__name__
+def _is_of_a_disk(error: BaseException) -> TypeGuard[OSError]:
+    """Whether this machine's files are the matter: full, read-only, not a folder, too many open ..."""
+    networks = (ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError)
+    return isinstance(error, OSError) and error.errno is not None and not isinstance(error, networks)
+
+
+def _transport(error: BaseException) -> tuple[str, str]:
+    """Kind and words of what a network did; a client's own words may hold addresses and are of no use."""
+    name = type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return "its certificate is not valid: is this machine's clock right?"
+        return "certificate", "its certificate is not valid: is this machine's clock right?"
+    unreachable = {"ConnectError": "no connection", "ConnectTimeout": "no connection in time"}
+    if name in unreachable:
+        return "unreachable", unreachable[name]
     words = {
-        "ConnectError": NO_CONNECTION,
-        "ConnectTimeout": "no connection in time",
         "ReadTimeout": "nothing came for too long",
         "WriteTimeout": "nothing went out for too long",
         "RemoteProtocolError": "the connection was cut",
         "ReadError": "the connection was cut",
         "WriteError": "the connection was cut",
     }
-    return words.get(kind, kind)
+    return "network", words.get(name, name)

@@ -30,11 +30,12 @@ class Store(Protocol):
 
     ``read`` gives a small file's content, or None if there is none; ``get`` copies a file here; ``put`` and
     ``write`` make one there, which appears whole or not at all where the place can do that; ``size`` is None if
-    there is none. ``local`` tells that it is a place of this machine.
+    there is none. ``check_writable`` refuses what can only be read.
     """
 
     address: str
-    local: bool
+
+    def check_writable(self) -> None: ...
 
     def read(self, path: str) -> bytes | None: ...
 
@@ -65,8 +66,6 @@ class WebStore:
         address: of the folder; a query, e.g. a signature, is added to each file's address.
         patience: how long to wait.
     """
-
-    local = False
 
     def __init__(self, address: str, patience: Patience = PATIENT) -> None:
         self.address = check_address(address)
@@ -99,16 +98,17 @@ class WebStore:
         target.with_name(f"{target.name}.json").unlink(missing_ok=True)
 
     def size(self, path: str) -> int | None:
-        raise self._read_only()
+        self.check_writable()
+        return None
 
     def put(self, source: Path, path: str) -> None:
-        raise self._read_only()
+        self.check_writable()
 
     def write(self, path: str, content: bytes) -> None:
-        raise self._read_only()
+        self.check_writable()
 
-    def _read_only(self) -> InputError:
-        return InputError(
+    def check_writable(self) -> None:
+        raise InputError(
             "A web server's folder can only be read.",
             where=without_credentials(self.address),
             fix="publish to a folder or to s3://..., and let the server show that",
@@ -143,18 +143,22 @@ class FsspecStore:
                 where=self._shown,
                 fix=f"pip install {package}" if package else "e.g. s3://bucket/folder or file:///folder",
             ) from error
-        self.local = protocol in ("file", "local", "memory")
         self._on_disk = protocol in ("file", "local")
         self._made: set[str] = set()
 
+    def check_writable(self) -> None:
+        """Nobody knows before it is tried."""
+
     @contextlib.contextmanager
-    def _told(self, doing: str, path: str = "") -> Iterator[None]:
-        """What a store says, without the secrets of its address; a missing file passes."""
+    def _told(self, doing: str, path: str = "", sending: bool = False) -> Iterator[None]:
+        """What a store says, without the secrets of its address; a file that is missing there passes."""
         try:
             yield
-        except (FileNotFoundError, ZooError, ValueError, ImportError):
+        except (ZooError, ValueError, ImportError):
             raise
         except Exception as error:  # each kind of store has exceptions of its own
+            if isinstance(error, FileNotFoundError) and not sending:
+                raise
             said = shown_urls(" ".join(str(error).split()))[:200] or type(error).__name__
             for secret in (urlsplit(self.address).username, urlsplit(self.address).password):
                 said = said.replace(secret, "***") if secret else said
@@ -199,7 +203,7 @@ class FsspecStore:
                 return None
 
     def put(self, source: Path, path: str) -> None:
-        with self._told("Sending", path):
+        with self._told("Sending", path, sending=True):
             self._folder_of(path)
             if self._on_disk:
                 self._whole(path, lambda place: shutil.copyfile(source, place))
@@ -207,7 +211,7 @@ class FsspecStore:
                 self._files.put_file(str(source), self._at(path))
 
     def write(self, path: str, content: bytes) -> None:
-        with self._told("Writing", path):
+        with self._told("Writing", path, sending=True):
             self._folder_of(path)
             if self._on_disk:
                 self._whole(path, lambda place: Path(place).write_bytes(content))

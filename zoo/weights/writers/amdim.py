@@ -135,8 +135,8 @@ def _cursor(source: Source) -> dict[str, int]:
     lineage, recipe = source.what.lineage, source.what.recipe
     known = _facts(source).get("cursor", {})
     if "step" in lineage and recipe.get("method", {}).get("name") == "amdim":
-        step, total = lineage["step"], max(1, lineage["total_steps"])
-        known = {"info_epoch": step * recipe["epochs"] // total, "info_step": step}
+        step, an_epoch = lineage["step"], max(1, source.what.data["count"] // recipe["batch_size"])
+        known = {"info_epoch": step // an_epoch, "info_step": step}
     return {name: known[name] if isinstance(known.get(name), int) else 0 for name in _CURSOR}
 
 

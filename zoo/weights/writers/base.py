@@ -60,7 +60,7 @@ class Writer:
     write, or ``suffix``, if it is a single file. ``needs_suffix``: its readers go by it. ``keeps_heads`` and
     ``keeps_classifier`` tell what beside the trunk has a place in it; ``keeps_preprocessing`` whether its
     readers find mean and std there. ``has_legacy``: ``legacy`` can be set, and asks for the container that torch
-    wrote before version 1.6.
+    wrote before version 1.6. ``has_yaml``: its readers take settings from a YAML, which it can write beside the file.
     """
 
     name = ""
@@ -72,6 +72,7 @@ class Writer:
     keeps_preprocessing = False
     has_legacy = False
     legacy = False
+    has_yaml = False
 
     def ready(self) -> None:
         """Check that what the layout needs is installed.
@@ -103,3 +104,17 @@ class Writer:
             RunError: what was made is not the same network.
         """
         raise NotImplementedError
+
+    def write_yaml(self, place: Path, source: Source, target: Path) -> None:
+        """Write the settings that go with a file.
+
+        Args:
+            place: the file to write.
+            source: what was written.
+            target: where the weights will be.
+        """
+        raise NotImplementedError
+
+    def usage(self, target: Path, yaml: Path | None) -> tuple[str, ...]:
+        """Lines of Python that load what was written, if its readers need more than its name."""
+        return ()

@@ -4,6 +4,9 @@ Source of the layout: MoCo's ``detection/convert-pretrain-to-detectron2.py`` and
 ``modeling/backbone/resnet.py``. MoCo's script keeps the norms' ``num_batches_tracked`` and brings what stands
 on the trunk along as ``stem.fc.*``; detectron2's frozen norms have no such counter, and nothing uses the
 head. Both are left out here: of a ResNet-50 stay 265 tensors. Read back, the counters are 0.
+
+The pickle has no place for the channels' order, mean and deviation, and detectron2's defaults are others: a YAML
+beside it says them (``detectron2_yaml``).
 """
 
 from __future__ import annotations
@@ -22,12 +25,23 @@ from torch.nn import functional as F
 from ...errors import RunError
 from ...models.resnet import stage_features
 from ...tensors import standalone
-from ..bundle import Description
 from ..formats.compare import COUNTER
-from ..formats.resnets import Plan
 from .base import NO_RESNET, NOT_STANDARD_STEM, Source, Writer
+from .detectron2_yaml import backbone_settings, flat, usage, yaml_text
 
-__all__ = ["Detectron2", "detectron2_arrays", "detectron2_features", "detectron2_key", "feature_check"]
+__all__ = [
+    "STAGES",
+    "TOLERANCE",
+    "Detectron2",
+    "detectron2_arrays",
+    "detectron2_features",
+    "detectron2_key",
+    "feature_check",
+    "is_untrained",
+    "largest_difference",
+    "noise_pixels",
+    "write_arrays",
+]
 
 AUTHOR = "vision-model-zoo"
 STAGES = ("res2", "res3", "res4", "res5")
@@ -41,6 +55,7 @@ class Detectron2(Writer):
     name = "detectron2"
     suffix = ".pkl"
     needs_suffix = True  # detectron2 opens anything else with torch.load
+    has_yaml = True
 
     def refusal(self, source: Source) -> str | None:
         """Its ResNets have any depth, width and groups, and one kind of stem."""
@@ -51,8 +66,6 @@ class Detectron2(Writer):
     def write(self, place: Path, source: Source) -> tuple[str, ...]:
         """The file, if features rebuilt from its arrays are the trunk's."""
         arrays = detectron2_arrays(source.model.trunk)
-        plan = source.plan
-        assert plan is not None
         found = feature_check(arrays, source.trunk, source.what.preprocessing)
         worst = max(found, key=lambda stage: found[stage])
         notes = [
@@ -61,14 +74,26 @@ class Detectron2(Writer):
         ]
         if source.trunk.conv1.weight.dtype != torch.float32:
             notes.append("the weights were made float32")
-        if _untrained(source.model.trunk):
+        if is_untrained(source.model.trunk):
             notes.append(
                 "all norms have the statistics of an untrained network: that check says little of them"
             )
-        with open(place, "wb") as file:
-            for piece in _pickle(arrays):
-                file.write(piece)
-        return (*notes, "detectron2 must be told: " + ", ".join(_settings(source.what, plan)))
+        write_arrays(place, arrays)
+        told = flat(self._settings(source))
+        return (*notes, "detectron2 must be told: " + ", ".join(f"{key} {told[key]}" for key in told))
+
+    def write_yaml(self, place: Path, source: Source, target: Path) -> None:
+        """Settings for ``get_cfg().merge_from_file``: the weights, and what they were trained with."""
+        where = {"MODEL": {"WEIGHTS": str(target)}}
+        place.write_text(yaml_text(where, self._settings(source)), encoding="utf-8")
+
+    def usage(self, target: Path, yaml: Path | None) -> tuple[str, ...]:
+        """Python that loads it."""
+        return usage(target, yaml)
+
+    def _settings(self, source: Source) -> dict[str, Any]:
+        assert source.plan is not None
+        return backbone_settings(source.what.arch, source.plan, source.what.preprocessing)
 
 
 def detectron2_key(name: str) -> str:
@@ -159,16 +184,14 @@ def feature_check(
     Raises:
         RunError: they differ by more than rounding.
     """
-    generator = torch.Generator().manual_seed(0)  # noise: no two channels and no two places are alike
-    pixels = torch.randint(0, 256, (1, len(how["mean"]), 96, 128), generator=generator).float()
+    pixels = noise_pixels(len(how["mean"]))[None].float()
     mean, std = (torch.tensor(how[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
     dtype = trunk.conv1.weight.dtype
     ours = stage_features(trunk, ((pixels / 255 - mean) / std).to(dtype))
     theirs = detectron2_features(arrays, (pixels - 255 * mean) / (255 * std))
     found = {}
     for number, stage in enumerate(STAGES, start=1):
-        want = ours[f"layer{number}"]
-        found[stage] = float((theirs[stage] - want).abs().max() / want.abs().max().clamp_min(1e-30))
+        found[stage] = largest_difference(theirs[stage], ours[f"layer{number}"])
         if not found[stage] <= TOLERANCE:  # NaN is not
             raise RunError(
                 f"detectron2 would compute other features from these arrays: {stage} differs by "
@@ -178,29 +201,28 @@ def feature_check(
     return found
 
 
-def _untrained(trunk: Mapping[str, torch.Tensor]) -> bool:
+def noise_pixels(channels: int) -> torch.Tensor:
+    """The image that features are compared on, uint8 (channels, 96, 128): no two channels or places are alike."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (channels, 96, 128), generator=generator, dtype=torch.uint8)
+
+
+def largest_difference(theirs: torch.Tensor, ours: torch.Tensor) -> float:
+    """Of two maps, as a part of the largest value of ``ours``."""
+    return float((theirs - ours).abs().max() / ours.abs().max().clamp_min(1e-30))
+
+
+def is_untrained(trunk: Mapping[str, torch.Tensor]) -> bool:
+    """Whether all norms have the means of a network that never saw an image."""
     means = [tensor for name, tensor in trunk.items() if name.endswith("running_mean")]
     return not any(bool(mean.any()) for mean in means)
 
 
-def _settings(what: Description, plan: Plan) -> list[str]:
-    """What differs from detectron2's defaults, or may."""
-
-    def pixels(key: str) -> list[float]:
-        return [round(255 * value, 4) for value in what.preprocessing[key]]
-
-    depth = re.findall(r"\d+", what.arch)[0]
-    return [
-        "INPUT.FORMAT RGB",
-        f"MODEL.PIXEL_MEAN {pixels('mean')}",
-        f"MODEL.PIXEL_STD {pixels('std')}",
-        "MODEL.RESNETS.STRIDE_IN_1X1 False",
-        f"DEPTH {depth}",
-        f"STEM_OUT_CHANNELS {plan.base}",
-        f"RES2_OUT_CHANNELS {plan.base * (1 if plan.kind == 'basic' else 4)}",
-        f"NUM_GROUPS {plan.groups}",
-        f"WIDTH_PER_GROUP {int(plan.base * plan.width / 64)}",
-    ]
+def write_arrays(place: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """The pickle; the same arrays give the same bytes."""
+    with open(place, "wb") as file:
+        for piece in _pickle(arrays):
+            file.write(piece)
 
 
 def _pickle(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[bytes | memoryview]:

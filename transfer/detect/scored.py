@@ -1,0 +1,67 @@
+"""What a detector said of the images that it was scored on, and where these lie: for whoever looks at them later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from zoo.errors import InputError
+from zoo.files import read_json, write_json
+
+from .annotations import BoxSet
+from .coco_scores import read_results, write_results
+from .config import DetectConfig
+from .datasets import NAMES, read_sets
+from .scores import Detections
+
+__all__ = ["DETECTIONS", "read_scored", "write_scored"]
+
+DETECTIONS = "detections.json"
+_PLACE = "scored.json"
+
+
+def write_scored(
+    folder: Path,
+    images: BoxSet,
+    found: Sequence[Detections],
+    dataset: str,
+    data: str | None,
+    config: DetectConfig,
+) -> None:
+    """Write the detections in COCO's form, under the annotations' own ids; and what the images were read from.
+
+    Raises:
+        RunError: the disk failed.
+    """
+    write_results(folder / DETECTIONS, images, found)
+    place = {"dataset": dataset if dataset in NAMES else _absolute(dataset), "data": data and _absolute(data)}
+    numbers = [picture.number for picture in images.pictures]
+    write_json(folder / _PLACE, {**place, "settings": config.model_dump(mode="json"), "images": numbers})
+
+
+def read_scored(folder: Path) -> tuple[BoxSet, list[Detections]]:
+    """The images of a run's test, as their annotations are now, and its detections on them.
+
+    Raises:
+        InputError: the run left none, or the images and their annotations are not where they were.
+    """
+    try:
+        place = read_json(folder / _PLACE)
+        config = DetectConfig.model_validate(place["settings"])
+        dataset, data, numbers = place["dataset"], place["data"], place["images"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"It isn't known what was scored ({type(error).__name__}).", where=folder) from None
+    sets = read_sets(dataset, data, config)
+    every = sets.train if config.test_on_train else sets.test
+    row_of = {picture.number: row for row, picture in enumerate(every.pictures)}
+    if gone := [number for number in numbers if number not in row_of]:
+        raise InputError(
+            f"{len(gone)} of the {len(numbers)} images are not there any more.", where=data or dataset
+        )
+    images = every.chosen([row_of[number] for number in numbers])
+    return images, read_results(folder / DETECTIONS, images)
+
+
+def _absolute(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
