@@ -5,7 +5,8 @@ python benchmarks/detect_overfit.py --voc FOLDER --coco FOLDER [--model MODEL] [
 1. Faster R-CNN C4, small schedule, on 8 images of VOC: AP50 on them of at least 0.9.
 2. Mask R-CNN on 4 images of COCO: AP50 of boxes and masks on them of at least 0.9.
 3. DETR, small schedule without crops, on the first 4 images of COCO with at most 5 objects, one at a time: what is
-   scored is then not padded otherwise than in training. AP50 on them of at least 0.9. It alone, with --coco and without --voc: results/detect_overfit_detr.json.
+   scored is then not padded otherwise than in training. AP50 on them of at least 0.9. It alone, with --coco and
+   without --voc: results/detect_overfit_detr.json.
 4. With --full: training on VOC's trainval from a random trunk and from MODEL, AP50 on its test set side by side.
    With --pretrain MODEL is a ResNet-18 that SwAV trains on the same images first, for so many epochs.
 

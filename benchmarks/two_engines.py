@@ -54,7 +54,7 @@ def compared(model: str, data: str, head: str, steps: int) -> dict[str, Any]:
     settings |= {"precise_batches": 0, "limit": 2 * steps}
     lines = {}
     with tempfile.TemporaryDirectory() as folder:
-        for engine in ("own", "detectron2"):
+        for engine in ("torchvision", "detectron2"):
             out = Path(folder) / engine
             transfer("detect", model=model, dataset=data, settings={**settings, "engine": engine}, out=out)
             text = (out / "run-0" / "metrics.jsonl").read_text("utf-8")
@@ -62,15 +62,15 @@ def compared(model: str, data: str, head: str, steps: int) -> dict[str, Any]:
     rows = [
         {
             "step": own["step"],
-            "lr": {"own": own["lr"], "detectron2": there["lr"]},
+            "lr": {"torchvision": own["lr"], "detectron2": there["lr"]},
             **{
-                name: {"own": own[name], "detectron2": there[name]}
+                name: {"torchvision": own[name], "detectron2": there[name]}
                 for name in there
                 if name == "loss" or name.startswith("loss_")
             },
             "difference": abs(own["loss"] - there["loss"]) / own["loss"],
         }
-        for own, there in zip(lines["own"], lines["detectron2"], strict=True)
+        for own, there in zip(lines["torchvision"], lines["detectron2"], strict=True)
     ]
     met = all(row["difference"] <= (FIRST if row["step"] < 2 else LAST) for row in rows)
     return {"rows": rows, "met": met}

@@ -20,7 +20,7 @@ def protocol_of(result: Mapping[str, Any]) -> str:
     else:
         share = f"{100 * settings['fraction']:g} %" if "fraction" in settings else ""
     kinds = (share, settings.get("protocol"), settings.get("engine"))
-    words = [word for word in kinds if word not in (None, "", "own")]
+    words = [word for word in kinds if word not in (None, "", "torchvision")]
     return f"{result['recipe']} ({', '.join(words)})" if words else str(result["recipe"])
 
 

@@ -7,21 +7,26 @@ an empty compiled part (a C4 or FPN detector calls nothing of it), and names tha
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tiny import ROOT
+from weights.published import bundle_at, describe
 
-__all__ = ["python_part"]
+__all__ = ["narrow", "part", "python_part"]
 
 WHAT = "pb1-detectron2==0.6"
 KEPT = ROOT / ".pytest_cache" / WHAT.replace("==", "-")
+_LOADED: dict[str, ModuleType] = {}
 OLD_NAMES = """
 import numpy as _numpy
 import PIL.Image as _image
@@ -64,3 +69,23 @@ def _fetch(folder: Path) -> Path:
     found.mkdir()
     package.rename(found / "detectron2")
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def part() -> Iterator[Path]:
+    """detectron2 on the path, and gone afterwards; it can't be imported twice, so another module gets the same one."""
+    folder = python_part()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        importlib.invalidate_caches()
+        sys.modules.update(_LOADED)
+        yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "detectron2"]:
+        _LOADED[name] = sys.modules.pop(name)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A narrow ResNet-50 with statistics like a trained one's."""
+    what = describe(arch="resnet50", num_features=256)
+    return str(bundle_at(tmp_path_factory.mktemp("bundles") / "narrow", what).path)

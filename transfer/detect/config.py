@@ -22,8 +22,9 @@ class DetectConfig(TransferConfig):
     folders: ClassVar[tuple[str, ...]] = ("init_from",)
     spread: ClassVar[str] = "backbone_lr"
 
-    engine: Literal["own", "detectron2"] = Field(
-        default="own", description="own (torchvision's parts), or detectron2, if it is installed"
+    engine: Literal["torchvision", "detectron2"] = Field(
+        default="torchvision",
+        description="torchvision (its parts are enough), or detectron2, if it is installed",
     )
     head: str = Field(default="", description="c4, fpn, mask-fpn or detr; none: by the data set")
     schedule: str = Field(

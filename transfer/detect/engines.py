@@ -22,7 +22,7 @@ def check_engine(config: DetectConfig) -> None:
     Raises:
         InputError: it isn't, or can't.
     """
-    if config.engine == "own":
+    if config.engine == "torchvision":
         if config.yaml:
             raise InputError(
                 "A YAML of settings is detectron2's.",
@@ -34,7 +34,9 @@ def check_engine(config: DetectConfig) -> None:
 
     if config.head == "detr":
         raise InputError(
-            "detectron2 has no DETR.", where="--engine detectron2", fix="--engine own trains --head detr"
+            "detectron2 has no DETR.",
+            where="--engine detectron2",
+            fix="--engine torchvision trains --head detr",
         )
     if config.yaml and not Path(config.yaml).expanduser().is_file():
         raise InputError("There is no such file.", where=f"--yaml {config.yaml}")
@@ -49,7 +51,7 @@ def precision_for_engine(
     Raises:
         InputError: it has no such precision, or can't build such a network.
     """
-    if config.engine == "own":
+    if config.engine == "torchvision":
         return config.precision
     from .detectron2_engine.engine import check_network, precision_for
 
@@ -59,7 +61,7 @@ def precision_for_engine(
 
 def engine_claim(config: DetectConfig) -> dict[str, Any]:
     """What else a training must have been begun with to be gone on with."""
-    if config.engine == "own":
+    if config.engine == "torchvision":
         return {}
     yaml = {"yaml": sha256_of(Path(config.yaml).expanduser())} if config.yaml else {}
     return {"engine": config.engine, **yaml}

@@ -49,7 +49,7 @@ def precision_for(name: str, device: torch.device) -> str:
         raise InputError(
             f"detectron2 doesn't train in {name} on {device.type}.",
             where=f"--precision {name}",
-            fix="take float32, or float16 on a GPU; --engine own has the others",
+            fix="take float32, or float16 on a GPU; --engine torchvision has the others",
         )
     return name
 
@@ -65,19 +65,19 @@ def check_network(arch: str, trunk: Any, head: str) -> None:
         raise InputError(
             f"detectron2 has {arch} in the usual width only; the stem of this one has {network.base} channels.",
             where="--engine detectron2",
-            fix="--engine own takes every width",
+            fix="--engine torchvision takes every width",
         )
     if network.kernel != 7:
         raise InputError(
             "detectron2's ResNets have a stem of 7x7, stride 2, and max pooling; this one has another.",
             where="--engine detectron2",
-            fix="--engine own takes every stem",
+            fix="--engine torchvision takes every stem",
         )
     if head == "c4" and (network.kind, network.layers[3]) != ("bottleneck", 3):
         raise InputError(
             f"detectron2's C4 head is made of three bottlenecks; {arch} ends otherwise.",
             where="--head c4",
-            fix="take --head fpn, or --engine own",
+            fix="take --head fpn, or --engine torchvision",
         )
 
 

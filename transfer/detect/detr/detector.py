@@ -66,8 +66,6 @@ class DetrDetector(nn.Module):
 
     divisor = 1
     """Height and width of a batch are multiples of it."""
-    class_layers = ("class_embed.",)
-    """Where the parameters lie whose shapes follow from the number of classes."""
     view_size = staticmethod(detr_size)
     """The size of a test image's view."""
     class_layers = ("class_embed.",)
