@@ -35,7 +35,7 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained page: curves, the doctor's warnings with advice, views, the resolved recipe."""
+    """One self-contained page: a run's curves, warnings with advice, views and recipe, or what a detector found."""
     set_up_notes(quiet)
     made = _writer(runs or [])(runs or [], out, views)
     if as_json:
@@ -60,6 +60,7 @@ def _writer(places: list[str]) -> Any:
         raise InputError(
             "A page is about runs or about results, not about both.",
             where=next(place for place in places if place not in results),
+            fix="call zoo report once for the runs and once for the results",
         )
     from transfer.detect import report as detection
 
