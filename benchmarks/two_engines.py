@@ -77,10 +77,10 @@ def compared(model: str, data: str, head: str, steps: int) -> dict[str, Any]:
 
 
 def show(head: str, figure: dict[str, Any]) -> None:
-    print(f"{head}: {'step':>4} {'own':>10} {'detectron2':>10} {'apart by':>9}")
+    print(f"{head}: {'step':>4} {'torchvision':>11} {'detectron2':>10} {'apart by':>9}")
     for row in figure["rows"]:
         print(
-            f"{'':{len(head) + 1}} {row['step']:>4} {row['loss']['own']:>10.6f} "
+            f"{'':{len(head) + 1}} {row['step']:>4} {row['loss']['torchvision']:>11.6f} "
             f"{row['loss']['detectron2']:>10.6f} {row['difference']:>9.1e}"
         )
     verdict = "met" if figure["met"] else "MISSED"
