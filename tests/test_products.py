@@ -8,7 +8,7 @@ from zoo import products
 
 @pytest.mark.parametrize("slow", [True, False], ids=["oneDNN", "MKL"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (130, 64, 48), (2, 1, 33), (1, 40, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (130, 64, 48), (2, 1, 33), (1, 40, 2), (5, 70, 9)])
 def test_each_row_times_each_row(monkeypatch, slow, dtype, shape):
     monkeypatch.setattr(products, "_mkl_is_slow", lambda: slow)
     generator = torch.Generator().manual_seed(0)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 __all__ = ["row_products"]
 
+_FEW = 64
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -29,8 +30,11 @@ def row_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if a.dtype != torch.float32 or a.device.type != "cpu" or not _mkl_is_slow():
         return a @ b.T
+    if len(a) < _FEW < len(b):  # few pixels of many channels would be five times as slow as few channels
+        return row_products(b, a).T.contiguous()
     pixels = a[None, :, None].permute(0, 3, 1, 2)
-    return F.conv2d(pixels, b[:, :, None, None]).permute(0, 2, 3, 1)[0, :, 0]
+    # One point has no dilation, but torch asks oneDNN for it on one thread too then.
+    return F.conv2d(pixels, b[:, :, None, None], dilation=2).permute(0, 2, 3, 1)[0, :, 0]
 
 
 @functools.cache

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+
+from ..products import row_products
 
 __all__ = ["NewtonSteps"]
 
@@ -10,7 +14,7 @@ _GRAM_ROWS = 12_000  # the products of more rows with one another take too much 
 _PRECISION = 0.05  # of a direction by conjugate gradients; the outer method is exact
 _MOST_PRODUCTS = 300
 _ROWS = 1024  # of products at once
-_PIECE = 128  # rows that stay in the processor's cache while they are multiplied from both sides
+_PIECE = 128  # rows whose squares stay in the processor's cache
 _FEW = 200  # curved rows that are always solved directly
 _SMALL = 2000  # of so few rows all are: the principal axes would cost more
 # A matrix of a worse condition is not factorised in float32, and not made of products in float32.
@@ -36,6 +40,10 @@ class NewtonSteps:
         self._few = len(x) if len(x) <= _SMALL else _FEW
         self._products: torch.Tensor | None = None
         self._turned: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    @functools.cached_property
+    def _single(self) -> torch.Tensor:
+        return self.x.float()
 
     def direction(self, gradient: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
         """Descent directions.
@@ -68,16 +76,19 @@ class NewtonSteps:
         direct = rows**3 / 3 + 250 * rows**2  # operations: the factor, and getting at the matrix
         if len(self.x) > _GRAM_ROWS:
             direct += 2 * self.x.shape[1] * rows**2
-        product = 4 * self.x.numel() * (1 + 12 / len(curved))  # reading X is shared by all problems
+        product = 4 * self.x.numel() * (0.2 + 4 / len(curved))  # reading X is shared by all problems
         return (direct / product).clamp(1, _MOST_PRODUCTS)
 
     def _direct(self, gradient: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
         """-(g - X^T (A^-1 + X X^T)^-1 X g), over the rows where A isn't 0."""
-        right = gradient @ self.x.T
+        conditions = ((curvature > 0) * self._lengths).sum(1) * curvature.amax(1)  # at most
+        if conditions.max() > _SINGLE:
+            right = gradient @ self.x.T
+        else:
+            right = row_products(gradient.float(), self._single).double()
         inner = torch.zeros_like(right)
-        for row, weights in enumerate(curvature):
+        for row, (weights, condition) in enumerate(zip(curvature, conditions.tolist(), strict=True)):
             rows = weights.nonzero()[:, 0]
-            condition = float(self._lengths[rows].sum() * weights.max())  # at most
             matrix = self._products_of(rows, condition > _ROUNDED)
             if condition > _SINGLE:
                 matrix = matrix.double()
@@ -90,11 +101,10 @@ class NewtonSteps:
     def _products_of(self, rows: torch.Tensor, exact: bool) -> torch.Tensor:
         """X X^T of some rows, in float32 unless it has to be exact."""
         if exact or len(self.x) > _GRAM_ROWS:
-            some = self.x[rows] if exact else self.x[rows].float()
-            return some @ some.T
+            return _gram((self.x if exact else self._single)[rows])
         if self._products is None:
-            self._products = _gram(self.x.float())
-        return self._products[rows[:, None], rows]
+            self._products = _gram(self._single)
+        return self._products.index_select(0, rows).index_select(1, rows)
 
     def _conjugate(
         self, gradient: torch.Tensor, curvature: torch.Tensor, patience: torch.Tensor
@@ -104,10 +114,10 @@ class NewtonSteps:
         Returns:
             (P, D) float64 directions, and (P,) whether each is good enough; patience may have ended.
         """
-        axes, turned, squares = self._principal()
+        axes, turned, across = self._principal()
         a = curvature.float()
         b = -gradient.float() @ axes
-        diagonal = 1.0 + a @ squares
+        diagonal = 1.0 + torch.cat([row_products(a, part.square()) for part in across.split(_PIECE)], dim=1)
         solution, residual = torch.zeros_like(b), b
         conditioned = residual / diagonal
         way = conditioned
@@ -115,9 +125,7 @@ class NewtonSteps:
         enough = _PRECISION * b.norm(dim=1)
         solved = torch.zeros_like(enough, dtype=torch.bool)
         for product in range(_MOST_PRODUCTS):
-            bent = way.clone()
-            for rows, weights in zip(turned.split(_PIECE), a.split(_PIECE, dim=1), strict=True):
-                bent.addmm_((way @ rows.T).mul_(weights), rows)
+            bent = way + row_products(row_products(way, turned).mul_(a), across)
             length = power / (way * bent).sum(1, keepdim=True).clamp_min(1e-30)
             solution = solution + length * way
             residual = residual - length * bent
@@ -130,15 +138,15 @@ class NewtonSteps:
         return (solution @ axes.T).double(), solved
 
     def _principal(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The axes (D, R), X in them (N, R), and its squares; float32. The gradient lies in X's span and w's."""
+        """Axes (D, R), X in them (N, R), and the same transposed; float32. A gradient lies in X's span and w's."""
         if self._turned is None:
-            x = self.x.float()
+            x = self._single
             if len(x) >= x.shape[1]:
-                axes = torch.linalg.eigh(x.T @ x).eigenvectors
+                axes = torch.linalg.eigh(_gram(x.T.contiguous())).eigenvectors
             else:
-                axes = torch.linalg.qr(x.T @ torch.linalg.eigh(x @ x.T).eigenvectors.flip(1)).Q
-            turned = x @ axes
-            self._turned = axes, turned, turned.square()
+                axes = torch.linalg.qr(x.T @ torch.linalg.eigh(_gram(x)).eigenvectors.flip(1)).Q
+            turned = row_products(x, axes.T.contiguous())
+            self._turned = axes, turned, turned.T.contiguous()
         return self._turned
 
 
@@ -147,6 +155,6 @@ def _gram(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(len(x), len(x))
     for first in range(0, len(x), _ROWS):
         last = first + _ROWS
-        out[first:last, :last] = x[first:last] @ x[:last].T
+        out[first:last, :last] = row_products(x[first:last], x[:last])
         out[:first, first:last] = out[first:last, :first].T
     return out
