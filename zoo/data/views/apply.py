@@ -11,6 +11,7 @@ differ by more.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import cv2
@@ -33,7 +34,7 @@ __all__ = [
     "translate_reflect",
 ]
 
-_CACHED = 2**17  # floats
+_CACHED = 2**19  # floats
 
 
 def apply_view(pixels: np.ndarray, view: ViewParams, plan: ViewPlan, shrink: int = 1) -> np.ndarray:
@@ -101,20 +102,39 @@ def _gray3(image: np.ndarray) -> np.ndarray:
 
 # Pillow cuts fractions off where OpenCV rounds: the offset turns one into the other.
 _CUT = -0.4999
+_GRAY = (0.299, 0.587, 0.114)
+
+
+def _linear(image: np.ndarray, factor: float, offset: float = 0.0) -> np.ndarray:
+    offset += _CUT
+    if image.shape[2] != 3:
+        flat = cv2.transform(image.reshape(len(image), -1), np.array([[factor, offset]]))
+        return flat.reshape(image.shape)
+    rows = [[factor, 0.0, 0.0, offset], [0.0, factor, 0.0, offset], [0.0, 0.0, factor, offset]]
+    return cv2.transform(image, np.array(rows))
 
 
 def _brightness(image: np.ndarray, factor: float) -> np.ndarray:
-    return _with_channels(cv2.convertScaleAbs(image, alpha=factor, beta=_CUT))
+    return _linear(image, factor)
 
 
 def _contrast(image: np.ndarray, factor: float) -> np.ndarray:
-    gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if image.shape[2] == 3 else image.reshape(len(image), -1)
-    mean = int(cv2.mean(gray)[0] + 0.5)
-    return _with_channels(cv2.addWeighted(image, factor, image, 0.0, (1.0 - factor) * mean + _CUT))
+    if image.shape[2] == 3:
+        mean = sum(map(operator.mul, _GRAY, cv2.mean(image)))
+    else:
+        mean = cv2.mean(image.reshape(len(image), -1))[0]
+    return _linear(image, factor, (1.0 - factor) * int(mean + 0.5))
 
 
 def _saturation(image: np.ndarray, factor: float) -> np.ndarray:
-    return cv2.addWeighted(image, factor, _gray3(image), 1.0 - factor, _CUT)
+    # Pillow rounds the gray value first: a value in eight differs by 1 level, in a third of the time.
+    red, green, blue = ((1.0 - factor) * share for share in _GRAY)
+    rows = [
+        [red + factor, green, blue, _CUT],
+        [red, green + factor, blue, _CUT],
+        [red, green, blue + factor, _CUT],
+    ]
+    return cv2.transform(image, np.array(rows))
 
 
 def _hue(image: np.ndarray, turns: float) -> np.ndarray:
@@ -142,13 +162,19 @@ def blur(image: np.ndarray, view: ViewParams, plan: ViewPlan) -> np.ndarray:
     return _box_blur(image, view.blur_radius)
 
 
+_HALF = np.array([0.5], dtype=np.float32)
+
+
 def _box_blur(image: np.ndarray, radius: float) -> np.ndarray:
     # Pass by pass, as Pillow does: each one rounds and repeats the edge of what the last one made.
     kernel = box_kernel(radius)
     out = image
-    for taps in (kernel[None], kernel[:, None]):
-        for _ in range(3):
-            out = cv2.filter2D(out, -1, taps, borderType=cv2.BORDER_REPLICATE)
+    for _ in range(3):
+        out = cv2.filter2D(out, -1, kernel[None], borderType=cv2.BORDER_REPLICATE)
+    # Columns have a faster filter. Twice a half: OpenCV rounds the taps of one whose sum is 1 to 8 bits.
+    kernel *= 2
+    for _ in range(3):
+        out = cv2.sepFilter2D(out, -1, _HALF, kernel, borderType=cv2.BORDER_REPLICATE)
     return out.reshape(image.shape)  # OpenCV drops the axis of a single channel
 
 
