@@ -11,12 +11,16 @@ from ._output import print_json, print_table
 __all__ = ["check_detection"]
 
 
-def check_detection(source: str, root: str | None, as_json: bool) -> None:
+def check_detection(
+    source: str, root: str | None, train_split: str | None, test_split: str | None, as_json: bool
+) -> None:
     """Check a detection data set as a training would, and print what was found (exit code 1 if it can't train)."""
+    from transfer.detect.annotations import NAMED
     from transfer.detect.config import DetectConfig
     from transfer.detect.datasets import check_sets, read_sets
 
-    config = DetectConfig()
+    splits = {"train_split": train_split, "test_split": test_split}
+    config = DetectConfig.model_validate({key: value for key, value in splits.items() if value is not None})
     sets = check_sets(read_sets(source, root, config), config)
     problems = list(dict.fromkeys(sets.problems))
     parts = {"training": sets.train, "test": sets.test}
@@ -51,6 +55,8 @@ def check_detection(source: str, root: str | None, as_json: bool) -> None:
             print(f"note: {note}")
         for problem in problems:
             print(f"wrong: {problem.what}\n  where: {problem.where}")
+            for name in problem.files[NAMED:]:
+                print(f"  and:   {name}")
             if problem.fix:
                 print(f"  fix:   {problem.fix}")
         print("A detector can't be trained on this." if problems else "A detector can be trained on this.")

@@ -28,7 +28,10 @@ def convert(
     to: Annotated[
         str, typer.Option("--to", metavar="LAYOUT", help=f"One of {', '.join(WRITERS)}.")
     ] = "bundle",
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The file or folder to write.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", help="The file or folder to write (detectron2: else MODEL.pkl)."),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="ORG/NAME", help="Put the bundle into the local hub instead."),

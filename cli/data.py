@@ -57,6 +57,12 @@ def check(
     root: Annotated[
         str | None, typer.Option("--data", metavar="ROOT", help="With --task detect: where a named set lies.")
     ] = None,
+    train_split: Annotated[
+        str | None, typer.Option("--train-split", help="With --task detect: the set to train on.")
+    ] = None,
+    test_split: Annotated[
+        str | None, typer.Option("--test-split", help="With --task detect: the set to score on.")
+    ] = None,
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -66,13 +72,15 @@ def check(
     if task == "detect":
         from ._detect import check_detection
 
-        check_detection(source, root, as_json)
+        check_detection(source, root, train_split, test_split, as_json)
         return
-    if task != "images" or root is not None:
+    if task != "images" or any(value is not None for value in (root, train_split, test_split)):
         from zoo.errors import InputError, did_you_mean
 
         raise InputError(
-            "--data goes with --task detect." if task == "images" else f"There is no task {task}.",
+            "--data, --train-split and --test-split go with --task detect."
+            if task == "images"
+            else f"There is no task {task}.",
             where=f"--task {task}",
             fix=did_you_mean(task, ("images", "detect")) + "known: images, detect",
         )

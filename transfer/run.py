@@ -192,9 +192,14 @@ def transfer(
     """
     config = settings_of(recipe, settings or {})
     if recipe == "detect":
-        _refuse_options(resize=resize, crop=crop, class_index=class_index)
+        larger = None if max_pixels == MAX_PIXELS else max_pixels
+        _refuse_options(resize=resize, crop=crop, class_index=class_index, max_pixels=larger)
         if cache_features:
-            raise InputError("Detection trains the trunk: no features are kept.", where="--cache-features")
+            raise InputError(
+                "Detection trains the trunk: no features are kept.",
+                where="--cache-features",
+                fix="leave it out",
+            )
         return _detect(model, dataset, data, config, out, workers, device)
     with _result_folder(recipe, dataset, out) as folder:
         context = open_context(
@@ -265,6 +270,7 @@ def _refuse_options(**options: int | str | None) -> None:
                 f"Detection has no {name}: images are resized by min_size and max_size, classes are those of "
                 "the annotations.",
                 where="--" + name.replace("_", "-"),
+                fix="leave it out",
             )
 
 

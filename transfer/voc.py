@@ -61,6 +61,7 @@ VOC_CLASSES = (
     "tvmonitor",
 )
 _ENDINGS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
+_OBJECT = "give each object a <name> and a <bndbox> of <xmin>, <ymin>, <xmax> and <ymax>, or take it out"
 
 
 @dataclass(frozen=True)
@@ -90,18 +91,22 @@ def read_annotation(file: Path) -> Annotation:
     try:
         root = ElementTree.parse(file).getroot()
     except (OSError, ElementTree.ParseError) as error:
-        raise InputError(f"The annotation can't be read ({error}).", where=file) from None
+        raise InputError(
+            f"The annotation can't be read ({error}).", where=file, fix="unpack it again, or repair it"
+        ) from None
     objects, lacks = [], set()
     for item in root.findall("object"):
         box = item.find("bndbox")
         name = item.findtext("name", "").strip()
         values = None if box is None else [box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")]
         if values is None or None in values or not name:
-            raise InputError("An object in the annotation has no name or no box.", where=file)
+            raise InputError("An object in the annotation has no name or no box.", where=file, fix=_OBJECT)
         try:
             xmin, ymin, xmax, ymax = (float(value) for value in values if value is not None)
         except ValueError as error:
-            raise InputError(f"A box in the annotation is not four numbers ({error}).", where=file) from None
+            raise InputError(
+                f"A box in the annotation is not four numbers ({error}).", where=file, fix=_OBJECT
+            ) from None
         lacks |= {part for part in ("pose", "difficult") if item.find(part) is None}
         hard = item.findtext("difficult", "0").strip() == "1"
         objects.append(Thing(name, (xmin - 1.0, ymin - 1.0, xmax, ymax), hard))

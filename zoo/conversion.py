@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -92,7 +93,8 @@ def convert(
     Args:
         reference: anything that ``zoo.load`` takes but a random model; a file of weights of any known layout.
         to: a key of ``zoo.weights.writers.WRITERS``.
-        out: the file or folder to write.
+        out: the file or folder to write; detectron2's file is called as the model is, in the working folder,
+            if nothing is said.
         name: ``org/name``: put the bundle into the local hub instead.
         licence: of the weights, if it isn't known from where they come from.
         legacy: write the container that torch wrote before version 1.6, where the layout is a file of torch's.
@@ -106,6 +108,8 @@ def convert(
         RunError: the disk is full or read-only, a download failed, or what was made is not the same network.
     """
     writer: Writer = WRITERS.code(to)()
+    if out is None and name is None and writer.needs_suffix:
+        out = _usual_file(str(reference), writer)
     target = _target(writer, out, name, force)
     if legacy and not writer.has_legacy:
         raise _not_for(
@@ -234,6 +238,12 @@ def _heads(tensors: Sequence[str]) -> str:
 
 
 # --- where it goes ---
+
+
+def _usual_file(reference: str, writer: Writer) -> str:
+    """The model's name without folders, kind, revision and endings, with the layout's own ending."""
+    last = re.split(r"[/:]", reference.rstrip("/"))[-1]
+    return (re.split(r"[.@?]", last)[0] or writer.name) + writer.suffix
 
 
 def _target(writer: Writer, out: str | Path | None, name: str | None, force: bool) -> Path:

@@ -19,11 +19,11 @@ from zoo.engine.precision import Precision
 from zoo.engine.signals import StopRequest
 from zoo.models.factory import create_trunk
 from zoo.optim.schedule import WarmupSteps
+from zoo.pretrain.build import build_optimizer
 from zoo.pretrain.config import OptimizerConfig
 from zoo.pretrain.methods.amdim import AMDIM
 from zoo.pretrain.methods.amdim_config import AMDIMConfig
 from zoo.pretrain.methods.config_base import RunShape
-from zoo.pretrain.session import _build_optimizer
 
 from .cases import Case, case_ids, fill_rule, hash_signed, load
 
@@ -97,7 +97,7 @@ def train(case: Case, start: Case, folder: Path, parts: int = 1) -> tuple[AMDIM,
     watch = Watch()
     loop = Loop(
         learner=method,
-        optimizer=_build_optimizer(config, method.param_groups(False), torch.device("cpu")),
+        optimizer=build_optimizer(config, method.param_groups(False), torch.device("cpu")),
         lr_at=schedule.at,
         batches=batches,
         prepare=lambda batch: batch.views,

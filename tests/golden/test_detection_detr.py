@@ -213,12 +213,12 @@ def test_the_whole_detector_and_a_step(shared: Path) -> None:
     args = case.args
     settings = DetrSettings(
         args["num_classes"],
-        args["num_queries"],
-        args["hidden_dim"],
-        args["nheads"],
-        args["ff"],
-        args["enc"],
-        0.0,
+        queries=args["num_queries"],
+        width=args["hidden_dim"],
+        heads=args["nheads"],
+        hidden=args["ff"],
+        layers=args["enc"],
+        dropout=0.0,
     )
     with torch.device("meta"):
         model = DetrDetector(create_trunk("resnet50"), settings)

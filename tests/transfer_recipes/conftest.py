@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiny import image_folder
-from weights.published import bundle_at, class_folders, command, isolate, small_run
+from weights.published import bundle_at, class_folders, command, describe, isolate, small_run
 
 __all__ = ["command"]
 
@@ -27,6 +27,21 @@ def run(tmp_path_factory):
 def small(tmp_path_factory):
     """A bundle of a narrow ResNet-18 (32-pixel crops), as a reference; treat it as read-only."""
     return str(bundle_at(tmp_path_factory.mktemp("bundles") / "small").path)
+
+
+@pytest.fixture(scope="session")
+def standard(tmp_path_factory):
+    """A bundle that wants 256 / 224 pixels, as a reference; treat it as read-only."""
+    how = {**describe().preprocessing, "resize": 256, "crop": 224}
+    # Not narrower: the gradient of a strided convolution of 8 channels, channels last, crashes torch 2.14.
+    what = describe(preprocessing=how, base_planes=16, num_features=128)
+    return str(bundle_at(tmp_path_factory.mktemp("bundles") / "standard", what).path)
+
+
+@pytest.fixture(scope="session")
+def facts(shared):
+    """The shared text on the papers' protocols."""
+    return (shared / "facts" / "protocols.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="session")

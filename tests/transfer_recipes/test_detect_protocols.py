@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 from transfer.detect.models.detectors import FpnDetector
-from transfer.detect.optimizer import parameter_groups
+from transfer.detect.models.roi import RoiSettings
+from transfer.detect.models.rpn import RpnSettings
+from transfer.detect.optimizer import make_optimizer, parameter_groups
 from transfer.detect.protocols import Protocol, choose_protocol, rescaled
 from transfer.detect.run import detector_for
 from transfer.voc import VOC_CLASSES
@@ -78,6 +80,32 @@ def test_the_table_is_that_of_the_papers(name):
     asked, wanted = PROTOCOLS[name]
     found = chosen(*asked)
     assert {key: getattr(found, key) for key in wanted} == wanted
+
+
+def test_the_numbers_are_those_that_the_facts_say(shared):
+    facts = " ".join((shared / "facts" / "protocols.md").read_text("utf-8").split())
+    voc, swav = chosen("voc07+12", "moco_v2", "", ""), chosen("voc07+12", "swav", "", "")
+    coco = chosen("coco2017", "swav", "", "")
+    rpn, roi = RpnSettings(), RoiSettings()
+    (voc_first, voc_last), (coco_first, coco_last) = ([step // 1000 for step in p.drops] for p in (voc, coco))
+    decay = f"{voc.weight_decay:.0e}".replace("-0", "-")
+    for sentence in (
+        f"{len(VOC_CLASSES)} classes, nothing frozen",
+        f"precise BN ({voc.precise_batches} iterations)",
+        f"train sizes {voc.sizes[0]}..{voc.sizes[-1]} step {voc.sizes[1] - voc.sizes[0]}, max {voc.most}, "
+        f"test {voc.test_size}, flip",
+        f"RPN {voc.rpn_before[0]}/{voc.rpn_after[0]} train and {voc.rpn_before[1]}/{voc.rpn_after[1]} test, "
+        f"{voc.anchors} anchors at {rpn.positive}, NMS 0.7",
+        f"RoI {voc.regions} at {roi.positive}; test score {roi.score}, NMS {roi.nms}, {roi.detections} detections",
+        f"SGD {voc.momentum}, wd {decay} (0 for norms), batch {voc.batch}, lr {voc.lr}, warm-up {voc.warmup} "
+        f"iterations from {voc.warmup_factor}, {voc.steps // 1000}k iterations, x{voc.drop} at {voc_first}k and "
+        f"{voc_last}k",
+        f"lr {swav.lr}, warm-up {swav.warmup} iterations from {swav.warmup_factor}",
+        f"batch {coco.batch}, lr {coco.lr}, {coco.steps // 1000}k iterations, steps {coco_first}k/{coco_last}k, "
+        f"warm-up {coco.warmup} from {coco.warmup_factor}, sizes {coco.sizes[0]}..{coco.sizes[-1]}, RPN "
+        f"{coco.rpn_before[0]}/{coco.rpn_after[0]} train, {coco.rpn_before[1]}/{coco.rpn_after[1]} test",
+    ):
+        assert sentence in facts
 
 
 def test_fewer_images_a_step_rescale_by_rule():
@@ -172,7 +200,15 @@ def published(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if name not in NOT_RUN])
-def test_two_updates_of_every_protocol(command, narrow, published, tmp_path, name):
+def test_two_updates_of_every_protocol(command, narrow, published, tmp_path, monkeypatch, name):
+    groups = []
+
+    def seen(model, protocol):
+        optimizer = make_optimizer(model, protocol)
+        groups.extend((group["weight_decay"], len(group["params"])) for group in optimizer.param_groups)
+        return optimizer
+
+    monkeypatch.setattr("transfer.detect.training.make_optimizer", seen)
     (dataset, method, head, schedule), wanted = PROTOCOLS[name]
     flags = [
         word
@@ -205,6 +241,10 @@ def test_two_updates_of_every_protocol(command, narrow, published, tmp_path, nam
             assert trained[key] == [pytest.approx(step * times, abs=times) for step in value]
         elif key not in ("batch", "precise_batches"):
             assert trained[key] == (list(value) if isinstance(value, tuple) else value), key
+    # What is decayed: 53 convolutions of the trunk and the new layers; not its norms, nor the new ones.
+    norms = {"c4": 2 * 54, "fpn": 2 * (53 + 8), "mask-fpn": 2 * (53 + 8)}[trained["head"]]
+    others = {"c4": 53 + 6 + 4, "fpn": 53 + 8 + 6 + 8, "mask-fpn": 53 + 8 + 6 + 8 + 12}[trained["head"]]
+    assert groups == [(1e-4, others), (0.0, norms)]
     lines = [json.loads(line) for line in (tmp_path / "out/run-0/metrics.jsonl").read_text().splitlines()]
     base, warmup = trained["lr"], trained["warmup"]
     for step, line in enumerate(lines):
@@ -213,7 +253,7 @@ def test_two_updates_of_every_protocol(command, narrow, published, tmp_path, nam
         assert {"loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc", "proposal_recall"} <= line.keys()
         assert ("loss_mask" in line) == (trained["head"] == "mask-fpn")
     assert len(lines) == 2 and "flatters" in answer["details"]
-    assert f"rate {wanted.get('lr')} ->" in err or "rate" in answer["details"]["rescaled"]
+    assert f"{times}: rate {wanted['lr']:g} -> {trained['lr']:g}, steps" in err
     kind = "mask_AP" if trained["head"] == "mask-fpn" else "AP"
     assert kind in answer["metrics"]
     assert answer["data"]["train"]["count"] == (1 if dataset == "voc07" else 2)

@@ -64,6 +64,21 @@ def test_a_library_is_missing(installed, command):
     assert_clear(command(*COMMAND), "half installed", "fvcore_of_another_name", "detectron2.checkpoint")
 
 
+def test_the_package_itself_asks_for_a_library_that_is_missing(installed, command):
+    """As detectron2 does for fvcore: it would not come with what is installed without dependencies."""
+    installed(__init__='import fvcore_of_another_name\n__version__ = "0.6"')
+    answer = command(*COMMAND)
+    assert_clear(
+        answer, "detectron2 is only half installed", "fvcore_of_another_name", "--no-build-isolation"
+    )
+    assert "--no-deps" not in answer[2]
+
+
+def test_a_library_beside_it_is_too_old(installed, command):
+    installed(__init__='assert False, "Requires fvcore>=0.1.2"')
+    assert_clear(command(*COMMAND), "only half installed: Requires fvcore>=0.1.2")
+
+
 def test_too_old_for_what_is_beside_it(installed, command):
     text = "from PIL import Image\nImage.A_NAME_OF_LONG_AGO"
     installed(__init__='__version__ = "0.6"', _C="", checkpoint="", config="", data=text)

@@ -10,6 +10,7 @@ from zoo.errors import RunError
 from zoo.loading import load
 from zoo.models.factory import create_trunk
 from zoo.models.resnet import stage_features
+from zoo.tensors import seeded
 from zoo.weights.writers.detectron2 import largest_difference
 
 from .detectron2_part import narrow, part
@@ -37,6 +38,30 @@ def test_what_convert_writes_loads_in_five_lines(narrow, tmp_path, command):
         res5 = model.roi_heads.res5(res4)
     assert largest_difference(res4, maps["layer3"]) < 1e-5
     assert largest_difference(res5, maps["layer4"]) < 1e-5
+
+
+def test_a_network_that_no_c4_detector_takes(tmp_path, command, monkeypatch):
+    """Its settings are those of a pyramid, in which all stages arrive; the file is called as the model is."""
+    from detectron2 import checkpoint, config, modeling
+
+    monkeypatch.chdir(tmp_path)
+    with seeded(0):
+        trunk = create_trunk("resnet18").eval()
+        trunk.layer4[1].bn2.running_mean.uniform_(-0.3, 0.3)
+    torch.save(trunk.state_dict(), "r18.tv.pth")
+    code, text, err = command("convert", "r18.tv.pth", "--to", "detectron2", "--yaml")
+    assert code == 0, err
+    assert "three bottlenecks" in text and str(tmp_path / "r18.yaml") in text
+    cfg = config.get_cfg()
+    cfg.merge_from_file("r18.yaml", allow_unsafe=False)
+    assert str(tmp_path / "r18.pkl") == cfg.MODEL.WEIGHTS and cfg.INPUT.FORMAT == "RGB"
+    backbone = modeling.build_backbone(cfg).eval()
+    checkpoint.DetectionCheckpointer(backbone).load(cfg.MODEL.WEIGHTS)
+    with seeded(1), torch.no_grad():
+        images = torch.randn(1, 3, 64, 96)
+        found, wanted = backbone.bottom_up(images), stage_features(trunk, images)
+    for number in (1, 2, 3, 4):
+        assert largest_difference(found[f"res{number + 1}"], wanted[f"layer{number}"]) < 1e-5
 
 
 @pytest.fixture
@@ -103,6 +128,27 @@ def test_an_untrained_network_is_checked_with_drawn_statistics(built, tmp_path, 
     monkeypatch.setattr(weights, "detectron2_arrays", mixed_up)
     with pytest.raises(RunError, match="other features"):
         weights.check_features(model, trunk, how, channels, tmp_path / "it.pkl")
+
+
+def test_images_without_boxes(built):
+    from detectron2.utils.events import EventStorage
+
+    from transfer.detect.batches import DetectionBatch
+    from transfer.detect.detectron2_engine.data import inputs_of
+    from transfer.detect.detectron2_engine.draws import keyed_samples
+
+    _, _, model, _ = built(MODEL__ROI_HEADS__BATCH_SIZE_PER_IMAGE=16)
+    with seeded(0):
+        views = [torch.randint(0, 256, (3, 64, width), dtype=torch.uint8) for width in (64, 80)]
+    boxes = [torch.zeros(0, 4), torch.tensor([[5.0, 5.0, 50.0, 60.0]])]
+    labels = [torch.zeros(0, dtype=torch.int64), torch.tensor([3])]
+    for rows in ([0], [0, 1]):
+        parts = ([column[row] for row in rows] for column in (views, boxes, labels, [None, None]))
+        batch = DetectionBatch(*parts, torch.tensor(rows), rows)
+        with seeded(0), EventStorage(), keyed_samples(model):
+            losses = model.train()(inputs_of(batch))
+        assert all(loss.isfinite() for loss in losses.values())
+        assert (float(losses["loss_box_reg"].detach()) > 0) == (len(rows) == 2)
 
 
 def test_what_may_be_missing_and_what_not(built, tmp_path):

@@ -12,26 +12,10 @@ import re
 
 import pytest
 
-from weights.published import bundle_at, describe
+from weights.published import describe
 
 from .layouts import imagenet as imagenet_layout
 from .layouts import inat18, places205
-
-STANDARD = {**describe().preprocessing, "resize": 256, "crop": 224}
-
-
-@pytest.fixture(scope="module")
-def facts(shared):
-    return (shared / "facts" / "protocols.md").read_text("utf-8")
-
-
-@pytest.fixture(scope="module")
-def standard(tmp_path_factory):
-    """A bundle that wants 256 / 224 pixels; treat it as read-only."""
-    folder = tmp_path_factory.mktemp("bundles") / "standard"
-    # Not narrower: the gradient of a strided convolution of 8 channels, channels last, crashes torch 2.14.
-    what = describe(preprocessing=STANDARD, base_planes=16, num_features=128)
-    return str(bundle_at(folder, what).path)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +62,7 @@ def check_views(result, facts):
     assert (train["crop"], train["flip_p"], train["scale"]) == (size, 0.5, [0.08, 1.0])
     assert (train["jitter_p"], train["gray_p"], train["blur_p"]) == (0, 0, 0)
     assert (test["resize"], test["crop"]) == (resize, crop)
-    assert test["std"] == STANDARD["std"]  # the weights' own
+    assert test["std"] == describe().preprocessing["std"]  # the weights' own
 
 
 @pytest.mark.parametrize("protocol", ["swav", "moco", "places205", "inat18"])

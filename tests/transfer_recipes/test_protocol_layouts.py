@@ -7,23 +7,7 @@ import re
 
 import pytest
 
-from weights.published import bundle_at, describe
-
 from .layouts import WNIDS, imagenet, voc07
-
-STANDARD = {**describe().preprocessing, "resize": 256, "crop": 224}
-
-
-@pytest.fixture(scope="module")
-def facts(shared):
-    return (shared / "facts" / "protocols.md").read_text("utf-8")
-
-
-@pytest.fixture(scope="module")
-def standard(tmp_path_factory):
-    """A bundle that wants 256 / 224 pixels; treat it as read-only."""
-    what = describe(preprocessing=STANDARD, base_planes=16, num_features=128)
-    return str(bundle_at(tmp_path_factory.mktemp("bundles") / "standard", what).path)
 
 
 @pytest.fixture(scope="module")

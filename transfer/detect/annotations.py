@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BoxSet", "Objects", "Picture", "Problem"]
+__all__ = ["NAMED", "BoxSet", "Objects", "Picture", "Problem", "some_of"]
+
+NAMED = 20
+"""So many names are said in a message."""
 
 
 @dataclass
@@ -120,6 +123,15 @@ class Problem:
     where: str
     fix: str | None = None
     fatal: bool = True
+    files: tuple[str, ...] = ()
+    """All files that are missing, of which ``what`` names the first."""
 
     def to_json(self) -> Mapping[str, Any]:
-        return {"what": self.what, "where": self.where, "fix": self.fix, "fatal": self.fatal}
+        files = {"files": list(self.files)} if self.files else {}
+        return {"what": self.what, "where": self.where, "fix": self.fix, "fatal": self.fatal, **files}
+
+
+def some_of(names: Sequence[str], count: int = NAMED) -> str:
+    """The first of many names, and how many more there are."""
+    more = f" ... and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

@@ -104,9 +104,10 @@ class Stream(Dataset[Any]):
         boxes = picture.objects.boxes * np.array([new[1] / old[1], new[0] / old[0]] * 2)
         masks = None
         if self.masks:
+            objects = picture.objects
             masks = [
                 scale_mask(_as_mask(mask, box, old), old, new)
-                for mask, box in zip(picture.objects.masks or [], picture.objects.boxes, strict=True)
+                for mask, box in zip(objects.masks or [None] * len(objects), objects.boxes, strict=True)
             ]
         pixels = resize(pixels, new)
         if flip:

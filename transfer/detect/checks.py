@@ -68,7 +68,7 @@ def check_boxes(
         keep_empty: keep the images without an object.
     """
     kept: list[Picture] = []
-    cut, dropped, empty = [], [], []
+    cut, dropped, crowds, empty = [], [], [], []
     fixed = images.expected is not None and not training  # a published test set is judged as it is
     for picture, size in zip(images.pictures, sizes, strict=True):
         if size is None:
@@ -83,6 +83,7 @@ def check_boxes(
             objects.boxes = inside
             objects = objects.chosen(~flat)
         if training:
+            crowds += [picture.name] * int(objects.crowd.sum())
             objects = objects.chosen(~objects.crowd)
             if not len(objects):
                 empty.append(picture.name)
@@ -94,6 +95,7 @@ def check_boxes(
     where = f"of {images.name}"
     _note(what, cut, f"boxes {where} reach beyond their image and are cut at its edge")
     _note(what, dropped, f"boxes {where} are empty or outside" + (" and dropped" if not fixed else ""))
+    _note(what, crowds, f"crowds {where} are not trained on")
     verb = "are kept as such (--keep-empty)" if keep_empty else "are left out (--keep-empty keeps them)"
     _note(what, empty, f"images {where} without an object to train on {verb}")
     if images.expected is not None and images.expected != len(images):

@@ -11,9 +11,9 @@ import numpy as np
 from zoo.errors import InputError, did_you_mean
 from zoo.files import read_json
 
-from .annotations import BoxSet, Objects, Picture, Problem
+from .annotations import BoxSet, Objects, Picture, Problem, some_of
 
-__all__ = ["coco_parts", "find_coco", "read_coco"]
+__all__ = ["coco_parts", "find_coco", "packed_files", "read_coco"]
 
 _COUNTS = {"train2017": 118287, "val2017": 5000}
 _SAMPLES = 5
@@ -29,7 +29,7 @@ def find_coco(folder: Path, splits: Sequence[str] = ("train2017", "val2017")) ->
     for candidate in tried:
         if (candidate / "annotations").is_dir():
             return candidate
-    packed = sorted(str(path) for path in folder.glob("*.zip")) if folder.is_dir() else []
+    packed = packed_files(folder)
     raise InputError(
         "No COCO folder (annotations/instances_*.json beside the folders of images) is there.",
         where=", ".join(str(path / "annotations" / f"instances_{splits[0]}.json") for path in tried),
@@ -37,6 +37,11 @@ def find_coco(folder: Path, splits: Sequence[str] = ("train2017", "val2017")) ->
         if packed
         else f"pass the folder that holds annotations, {splits[0]} and {splits[-1]}",
     )
+
+
+def packed_files(folder: Path) -> list[str]:
+    """Archives in a folder that nobody has unpacked, perhaps."""
+    return sorted(str(path) for path in folder.glob("*.zip")) if folder.is_dir() else []
 
 
 def coco_parts(folder: Path, split: str) -> tuple[Path, Path] | None:
@@ -73,7 +78,8 @@ def read_coco(file: Path, images: Path, split: str, like: BoxSet | None, problem
         annotations = content.get("annotations", [])
         numbers = sorted(int(category["id"]) for category in categories)
         name_of = {int(category["id"]): str(category["name"]) for category in categories}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        pictures = _numbered(pictures, file, problems)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"This is no COCO file of instances ({type(error).__name__}: {error}).",
             where=file,
@@ -84,6 +90,7 @@ def read_coco(file: Path, images: Path, split: str, like: BoxSet | None, problem
     classes = like.classes if like is not None else tuple(name_of[number] for number in numbers)
     of_image: dict[Any, list[dict[str, Any]]] = {picture["id"]: [] for picture in pictures}
     _sort_in(annotations, of_image, label_of, file, problems)
+    _sound_masks(pictures, of_image, file, notes, problems)
     present = {path.name for path in images.iterdir()} if images.is_dir() else set()
     files = [str(picture["file_name"]) for picture in pictures]
     missing = [name for name in files if Path(name).name not in present and not (images / name).is_file()]
@@ -104,6 +111,66 @@ def read_coco(file: Path, images: Path, split: str, like: BoxSet | None, problem
     ]
     own = like.numbers if like is not None else tuple(numbers)
     return BoxSet("coco", split, classes, found, own, notes, "coco", _COUNTS.get(split))
+
+
+def _numbered(
+    pictures: Sequence[dict[str, Any]], file: Path, problems: list[Problem]
+) -> list[dict[str, Any]]:
+    """The images that have a file name and a number of their own."""
+    good: dict[int, dict[str, Any]] = {}
+    nameless, twice = [], []
+    for place, picture in enumerate(pictures):
+        number, name = picture.get("id"), picture.get("file_name")
+        if not isinstance(number, int) or number < 0 or not isinstance(name, str):
+            nameless.append(f"entry {place}: id {number!r}")
+        elif number in good:
+            twice.append(f"id {number}: {name}")
+        else:
+            good[number] = picture
+    for found, what in (
+        (nameless, "images have no file_name, or an id that is no whole number from 0 on"),
+        (twice, "images have the id of another"),
+    ):
+        if found:
+            fix = "number the images 0, 1, 2, ... and say these numbers in the annotations' image_id"
+            problems.append(Problem(f"{len(found)} {what} ({some_of(found, _SAMPLES)}).", str(file), fix))
+    return list(good.values())
+
+
+def _sound_masks(
+    pictures: Sequence[dict[str, Any]],
+    of_image: dict[Any, list[dict[str, Any]]],
+    file: Path,
+    notes: list[str],
+    problems: list[Problem],
+) -> None:
+    """Take out polygons that enclose nothing; find run lengths of another image's size."""
+    open_ones, other_sizes = [], []
+    for picture in pictures:
+        size = _size(picture)
+        for one in of_image[picture["id"]]:
+            mask = one.get("segmentation")
+            if isinstance(mask, dict) and "counts" in mask:
+                if size is not None and tuple(mask.get("size") or ()) != size:
+                    other_sizes.append(f"image {picture['id']}, annotation {one.get('id')}")
+            elif mask:
+                sound = [p for p in mask if isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0]
+                if len(sound) < len(mask):
+                    one["segmentation"] = sound
+                    open_ones.append(str(one.get("id")))
+    if open_ones:
+        notes.append(
+            f"{len(open_ones)} masks have polygons that are no three corners, which are left out "
+            f"(annotation {some_of(open_ones, _SAMPLES)}); without any other the box is the mask"
+        )
+    if other_sizes:
+        problems.append(
+            Problem(
+                f"{len(other_sizes)} masks are of another size than their image ({some_of(other_sizes, _SAMPLES)}).",
+                str(file),
+                "their run lengths are of another version of the image: make them anew",
+            )
+        )
 
 
 def _labels(
@@ -182,11 +249,11 @@ def _missing(missing: Sequence[str], wanted: int, present: int, images: Path) ->
         fix = f"unpack {packed.name} there"
     elif other:
         fix = "these are annotations of 2014, the images are others: take instances_*2017.json"
-    names = ", ".join(missing[:20]) + (f" ... and {len(missing) - 20} more" if len(missing) > 20 else "")
     return Problem(
-        f"{len(missing)} of {wanted} images are missing ({present} files are there): {names}.",
+        f"{len(missing)} of {wanted} images are missing ({present} files are there): {some_of(missing)}.",
         str(images),
         fix,
+        files=tuple(missing),
     )
 
 
@@ -208,7 +275,11 @@ def _objects(
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             problems.append(
-                Problem(f"A box is not four numbers (annotation {one.get('id')}).", str(file), None)
+                Problem(
+                    f"A box is not four numbers (annotation {one.get('id')}).",
+                    str(file),
+                    "bbox is x, y, width and height in pixels",
+                )
             )
             continue
         good.append((one, box))

@@ -30,7 +30,9 @@ class DetectConfig(TransferConfig):
     schedule: str = Field(
         default="", description="24k, 1x, 2x or small, with detr 300ep or small; none: by the data set"
     )
-    method: str = Field(default="", description="whose rate on VOC, swav or moco; none: the model's method")
+    method: Literal["", "swav", "moco"] = Field(
+        default="", description="whose rate on VOC, swav or moco; none: the model's method"
+    )
     runs: int = Field(default=1, ge=1, description="trainings, with seeds from --seed on; mean and deviation")
     batch_size: int = Field(
         default=0,
@@ -62,8 +64,8 @@ class DetectConfig(TransferConfig):
     nproc: int = Field(default=1, ge=1, description="processes, one a GPU")
     save_every: int = Field(default=1000, ge=1, description="steps between two checkpoints")
     tracker: str = Field(default="", description="tensorboard, wandb or trackio; several with commas")
-    train_split: str = Field(default="trainval", description="image set to train on")
-    test_split: str = Field(default="test", description="image set to score on")
+    train_split: str = Field(default="trainval", description="image set of a folder to train on")
+    test_split: str = Field(default="test", description="image set of a folder to score on")
     ap: Literal["", "11-point", "area"] = Field(
         default="", description="VOC's AP: 11-point or area; none: 11-point for 2007's test set"
     )

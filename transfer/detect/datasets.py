@@ -12,7 +12,8 @@ from zoo.errors import InputError, ZooError, did_you_mean
 from ..voc import VOC_CLASSES
 from .annotations import BoxSet, Problem
 from .checks import Size, check_boxes, check_overlap, measure, require_none
-from .coco import coco_parts, find_coco, read_coco
+from .coco import coco_parts, find_coco, packed_files, read_coco
+from .coco_scores import need_hotcoco
 from .config import DetectConfig
 from .photos import photos_voc
 from .table import find_table, read_table
@@ -72,6 +73,8 @@ def open_sets(
     """
     sets = check_sets(read_sets(dataset, data, config), config, sizes)
     require_none(sets.problems)
+    if sets.test.kind == "coco":
+        need_hotcoco()  # else it would be missed when the training is over
     return sets
 
 
@@ -128,19 +131,34 @@ def read_sets(dataset: str, data: str | None, config: DetectConfig) -> Sets:
     problems: list[Problem] = []
     if dataset in (BUILTIN, "builtin:photos") and data is None:
         return _voc(find_voc(photos_voc()), "", config, problems)
+    _refuse_splits(dataset, config)
     if dataset == "coco2017":
         return _coco(find_coco(_home(dataset, data)), "train2017", "val2017", problems)
     if dataset in ("voc07", "voc07+12"):
         return _published_voc(_home(dataset, data), dataset == "voc07+12", problems)
     folder = Path(data or dataset).expanduser()
-    if not folder.is_dir():
+    known = dataset in (data, *NAMES) or Path(dataset).expanduser().is_dir()
+    if not known or not folder.is_dir():  # with --data the name may be misspelt, too
         raise InputError(
             "There is no such data set or folder.",
-            where=data or dataset,
+            where=data if data and known else dataset,
             fix=did_you_mean(dataset, NAMES)
             + f"known: {', '.join(NAMES)}; or pass a folder in VOC's or COCO's layout, or with train.csv and test.csv",
         )
     return _own(folder, config, problems)
+
+
+def _refuse_splits(dataset: str, config: DetectConfig) -> None:
+    """A published name says what is trained and tested on."""
+    if family_of(dataset) == "own":
+        return
+    for name in ("train_split", "test_split"):
+        if getattr(config, name) != DetectConfig.model_fields[name].default:
+            raise InputError(
+                f"{dataset} has its published split, and no other.",
+                where=f"--{name.replace('_', '-')} {getattr(config, name)}",
+                fix="leave it out, or pass the folder itself as --dataset",
+            )
 
 
 def _own(folder: Path, config: DetectConfig, problems: list[Problem]) -> Sets:
@@ -160,8 +178,32 @@ def _own(folder: Path, config: DetectConfig, problems: list[Problem]) -> Sets:
     )
     if found[0] and found[1]:
         return _coco(folder, found[0][0], found[1][0], problems)
-    find_voc(folder)  # its error lists what was tried
-    raise AssertionError("find_voc raises")
+    raise _nothing_in(folder, config, found)
+
+
+def _nothing_in(folder: Path, config: DetectConfig, found: tuple[list[str], list[str]]) -> InputError:
+    """What to do about a folder of which nothing can be made: half of a data set, or none."""
+    halves = [
+        part + [split] * (find_table(folder, split) is not None)
+        for part, split in zip(found, ("train", config.test_split), strict=True)
+    ]
+    if any(halves):
+        there, lacks = ("training", "test") if halves[0] else ("test", "training")
+        return InputError(
+            f"Only a {there} set is there ({(halves[0] or halves[1])[0]}), and no {lacks} set.",
+            where=folder,
+            fix=f"add one in the same layout, named {'test or val' if halves[0] else 'train'}, or name it with "
+            f"--{'test' if halves[0] else 'train'}-split",
+        )
+    packed = packed_files(folder)
+    tried = [folder / "Annotations", folder / "VOC2007", folder / "annotations" / "instances_train2017.json"]
+    return InputError(
+        "No boxes are there in a layout that is known.",
+        where=", ".join(str(path) for path in (*tried, folder / "train.csv")),
+        fix=(f"unpack {', '.join(packed)} there; or " if packed else "")
+        + "pass the folder that holds VOC2007, or annotations, train2017 and val2017, or train.csv and test.csv "
+        "(or .jsonl)",
+    )
 
 
 def _voc_root(folder: Path) -> Path:

@@ -39,7 +39,7 @@ def check_engine(config: DetectConfig) -> None:
             fix="--engine torchvision trains --head detr",
         )
     if config.yaml and not Path(config.yaml).expanduser().is_file():
-        raise InputError("There is no such file.", where=f"--yaml {config.yaml}")
+        raise InputError("There is no such file.", where=f"--yaml {config.yaml}", fix="check the path")
     need_detectron2()
 
 

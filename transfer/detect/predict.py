@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,27 +55,24 @@ def predict(
         JSON: ``schema``, ``out``, and for each image its boxes (x1, y1, x2, y2 in pixels from 0), labels and scores.
 
     Raises:
-        InputError: no detector, no pictures, or a picture that can't be read.
+        InputError: no detector, no pictures, a picture that can't be read, or one that would be replaced.
         RunError: the disk failed.
     """
     saved = load_detector(Path(model).expanduser())
     source, target = Path(images).expanduser(), Path(out).expanduser()
-    files = list(_pictures(source))
-    if not files:
-        raise InputError("There is no picture.", where=source, fix="pass a picture or a folder of pictures")
+    places = _places(source, target)
     how = choose_precision(precision, choose_device(device))
     saved.detector.to(device=how.device, dtype=how.master_dtype)
     network = for_detection(saved.detector, how)
     rows = []
     with compute_threads(how.device, 0), disk_errors("Writing the drawn pictures", target):
-        for file in files:
+        for file, place in places.items():
             name = file.name if source.is_file() else file.relative_to(source).as_posix()
             pixels = decode_image(file)
             size = pixels.shape[0], pixels.shape[1]
             sides = saved.detector.view_size(*size, saved.test_size, saved.most)
             view = to_tensor(resize(pixels, sides))
             found = detect_one(network, view, size, Normalisation(saved.mean, saved.std), how)
-            place = target / Path(name).with_suffix(".png")
             place.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(place) as temporary:
                 draw(pixels, found, saved.classes, score).save(temporary, format="PNG")
@@ -84,11 +82,36 @@ def predict(
     return {**answer, "out": str(target)}
 
 
-def _pictures(source: Path) -> Iterator[Path]:
+def _places(source: Path, target: Path) -> dict[Path, Path]:
+    """The pictures, each with a place of its own for the drawn one: a PNG of its name."""
+    files = list(_pictures(source, target))
+    if not files:
+        raise InputError("There is no picture.", where=source, fix="pass a picture or a folder of pictures")
+    names = [Path(file.name) if source.is_file() else file.relative_to(source) for file in files]
+    drawn = Counter(name.with_suffix(".png") for name in names)
+    places = {}
+    for file, name in zip(files, names, strict=True):
+        alone = drawn[name.with_suffix(".png")] == 1  # a.jpg and a.png are a.jpg.png and a.png.png
+        places[file] = target / (name.with_suffix(".png") if alone else f"{name}.png")
+    originals = {file.resolve() for file in files}
+    if over := [place for place in places.values() if place.resolve() in originals]:
+        raise InputError(
+            "A drawn picture would replace the picture itself.",
+            where=over[0],
+            fix="pass another folder with -o",
+        )
+    return places
+
+
+def _pictures(source: Path, target: Path) -> Iterator[Path]:
+    """Without those that were drawn before, if they lie in a folder below."""
     if source.is_file():
         yield source
         return
+    inside = target.resolve() if target.resolve() != source.resolve() else None
     for path in sorted(source.rglob("*")):
+        if inside is not None and inside in path.resolve().parents:
+            continue
         if path.suffix.lower() in _ENDINGS and path.is_file():
             yield path
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from zoo.engine.collectives import Collectives
+from zoo.engine.dashboards import check_trackers
 from zoo.engine.launch import launch
 from zoo.engine.precision import Precision, shared_precision
 from zoo.engine.sync_batchnorm import synchronize_batchnorm
@@ -26,6 +27,7 @@ from zoo.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SAVED, InputError,
 from zoo.files import disk_errors, read_json, write_json
 from zoo.models.factory import is_resnet
 
+from ..results import refuse_another_task
 from ..run import open_model
 from .annotations import BoxSet
 from .batches import Stream
@@ -89,6 +91,7 @@ def run(asked: Work, config: DetectConfig, place: Place | None) -> dict[str, Any
         Stopped: a signal came; the state is saved.
     """
     check_engine(config)
+    check_trackers(_trackers(config))
     if place is not None:
         return work(asked, config, place)
     # What can't be is said once, and before anything is started.
@@ -120,6 +123,7 @@ def work(
     for note in dict.fromkeys((*sets.train.notes, *sets.test.notes)):
         log.warning("%s", note)
     trunk, info, digest = _trunk(asked.reference)
+    refuse_another_task(Path(asked.out), "detect", asked.dataset, digest)
     method = config.method or str(info.get("method") or "")
     protocol, sentence = settled(config, asked.dataset, sets, method, world.world_size)
     log.info("protocol: %s", protocol.name)
@@ -170,10 +174,11 @@ class _Training:
         more = {} if start is None else {"init_from": detector_digest(start)}
         more |= engine_claim(self.config)
         self._claim(folder, {"weights": digest, "steps": steps, "train": sets.train.fingerprint(), **more})
-        scores = folder / "scores.json"
+        scores, ap = folder / "scores.json", self.config.ap or scored.ap
+        rules = _as_json({"test": scored.fingerprint(), "ap": ap, "rounding": self.config.rounding})
         if self.world.any(scores.is_file()):
             log.info("%s is finished: its scores are taken from %s", self.name, scores)
-            return dict(read_json(scores))
+            return _kept_scores(scores, rules)
         how = info["preprocessing"]
         plan = Plan(
             self.protocol,
@@ -182,7 +187,7 @@ class _Training:
             Normalisation(*(tuple(255.0 * value for value in how[key]) for key in ("mean", "std"))),
             self.asked.workers,
             self.config.save_every,
-            tuple(name for name in self.config.tracker.split(",") if name),
+            _trackers(self.config),
             self.asked.progress,
         )
         detector = detector_for(copy.deepcopy(trunk), self.protocol, len(sets.train.classes), self.seed)
@@ -206,9 +211,9 @@ class _Training:
             found, detector = there.detect(scored), there.finished()
         else:
             found = detect_all(detector, scored, plan, self.precision, self.world)
-        ap = self.config.ap or scored.ap
         result = {
             **judged(scored, found, ap, self.config.rounding, masks),
+            "scored_by": rules,
             "train_loss": ended.loss if math.isfinite(ended.loss) else None,
             "seed": self.seed,
             **({"detectron2": there.facts()} if there else {}),
@@ -272,6 +277,20 @@ class _Training:
         save_detector(folder / "detector", saved, arch)
         write_json(folder / "scores.json", result)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _kept_scores(file: Path, rules: dict[str, Any]) -> dict[str, Any]:
+    """The scores of a finished training, if they are of these images and by these rules."""
+    scores = dict(read_json(file))
+    before = scores.get("scored_by", rules)
+    if before != rules:
+        differs = ", ".join(key for key in rules if before.get(key) != rules[key])
+        raise InputError(
+            f"This training is finished, and was scored otherwise (it differs in {differs}).",
+            where=file,
+            fix="pass the test set, --ap and --rounding that it was scored with, or another --out",
+        )
+    return scores
 
 
 def _gathered(
@@ -344,6 +363,10 @@ def _stopped(out: str, code: int) -> Stopped:
         exit_code=code,
         fix=f"the same command with --out {out} goes on",
     )
+
+
+def _trackers(config: DetectConfig) -> tuple[str, ...]:
+    return tuple(name.strip() for name in config.tracker.split(",") if name.strip())
 
 
 def _as_json(value: Any) -> Any:

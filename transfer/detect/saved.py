@@ -92,7 +92,9 @@ def load_detector(folder: Path) -> SavedDetector:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"The detector can't be read ({type(error).__name__}: {reason}).", where=home
+            f"The detector can't be read ({type(error).__name__}: {reason}).",
+            where=home,
+            fix="copy it again from where it was trained, or train it again",
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from zoo.errors import InputError
@@ -12,7 +12,7 @@ from zoo.tensors import seeded
 from .config import DetectConfig
 from .datasets import Sets, family_of
 from .detr.detector import DetrSettings
-from .detr.protocol import DetrProtocol, refuse_detr_options, settled_detr
+from .detr.protocol import DetrProtocol, DetrShape, refuse_detr_options, settled_detr
 from .models.detectors import DetectorSettings
 from .models.kinds import AnyDetector, AnySettings, make_detector
 from .models.roi import RoiSettings
@@ -66,8 +66,8 @@ def detector_for(trunk: Any, protocol: AnyProtocol, classes: int, seed: int) -> 
     """The protocol's detector around a trunk; the new layers follow from the seed."""
     settings: AnySettings
     if isinstance(protocol, DetrProtocol):
-        names = ("queries", "width", "heads", "hidden", "layers", "dropout")
-        settings = DetrSettings(classes, **{name: getattr(protocol, name) for name in names})
+        shape = {field.name: getattr(protocol, field.name) for field in fields(DetrShape)}
+        settings = DetrSettings(classes, **shape)
     else:
         settings = DetectorSettings(
             protocol.head,

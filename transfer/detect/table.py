@@ -12,7 +12,7 @@ import numpy as np
 
 from zoo.errors import InputError, did_you_mean
 
-from .annotations import BoxSet, Objects, Picture, Problem
+from .annotations import BoxSet, Objects, Picture, Problem, some_of
 
 __all__ = ["find_table", "read_table"]
 
@@ -20,6 +20,10 @@ _ENDINGS = (".csv", ".jsonl")
 _COLUMNS = ("image", "xmin", "ymin", "xmax", "ymax", "label")
 _ALSO = {"filename": "image", "file": "image", "path": "image", "class": "label", "x1": "xmin", "y1": "ymin"}
 _ALSO |= {"x2": "xmax", "y2": "ymax", "name": "label", "file_name": "image", "category": "label"}
+_CSV_LINE = (
+    "write " + ",".join(_COLUMNS) + " in pixels; an image without objects alone, its other cells empty"
+)
+_JSON_LINE = 'write {"image": ..., "boxes": [[xmin, ymin, xmax, ymax], ...], "labels": [...]}'
 _Row = tuple[str, list[float] | None, str | None]
 
 
@@ -55,7 +59,7 @@ def read_table(file: Path, split: str, classes: Sequence[str] | None, problems: 
     found = sorted({label for group in labels.values() for label in group})
     chosen = tuple(classes if classes is not None else found)
     for label in found:
-        if label not in chosen:
+        if chosen and label not in chosen:  # without any, what is wrong is the training set
             image = next(name for name, group in labels.items() if label in group)
             fix = did_you_mean(label, chosen) + f"known: {', '.join(chosen)}"
             problems.append(
@@ -63,12 +67,11 @@ def read_table(file: Path, split: str, classes: Sequence[str] | None, problems: 
             )
     missing = [name for name in boxes if not (file.parent / name).is_file()]
     if missing:
-        some = ", ".join(missing[:20]) + (f" ... and {len(missing) - 20} more" if len(missing) > 20 else "")
-        problems.append(
-            Problem(f"{len(missing)} of {len(boxes)} images are missing: {some}.", str(file.parent), None)
-        )
+        what = f"{len(missing)} of {len(boxes)} images are missing: {some_of(missing)}."
+        fix = f"names are relative to {file.parent}: put the images there, or correct the table"
+        problems.append(Problem(what, str(file), fix, files=tuple(missing)))
     if not boxes:
-        problems.append(Problem("The table has no image.", str(file), None))
+        problems.append(Problem("The table has no image.", str(file), "give it a line for each box"))
     gone = set(missing)
     pictures = []
     for number, name in enumerate(name for name in boxes if name not in gone):
@@ -104,21 +107,34 @@ def _csv_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
                 if not line:
                     continue
                 cells = [line[place[name]].strip() if place[name] < len(line) else "" for name in _COLUMNS]
-                if not any(cells[1:]):
-                    yield cells[0], None, None
-                    continue
                 try:
-                    yield cells[0], [float(cell) for cell in cells[1:5]], cells[5]
-                except ValueError:
-                    problems.append(
-                        Problem("A box is not four numbers.", f"{file}, line {reader.line_num}", None)
-                    )
-    except UnicodeDecodeError:
-        raise InputError("The table is no text.", where=file) from None
+                    if not cells[0]:
+                        raise ValueError("it names no image")
+                    box = [float(cell) for cell in cells[1:5]] if any(cells[1:]) else None
+                    if box and not cells[5]:
+                        raise ValueError("its box has no label")
+                except ValueError as error:
+                    problems.append(_unusable(file, reader.line_num, error, _CSV_LINE))
+                    continue
+                yield cells[0], box, cells[5]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _no_text(file, error) from None
+
+
+def _unusable(file: Path, number: int, error: Exception, fix: str) -> Problem:
+    return Problem(f"A line can't be used ({error}).", f"{file}, line {number}", fix)
+
+
+def _no_text(file: Path, error: Exception) -> InputError:
+    return InputError(f"The table can't be read ({error}).", where=file, fix="save it as UTF-8 text")
 
 
 def _json_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_text(file, error) from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -128,7 +144,7 @@ def _json_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
             if len(found) != len(labels) or any(len(box) != 4 for box in found):
                 raise ValueError("boxes and labels don't fit together")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(Problem(f"A line can't be used ({error}).", f"{file}, line {number}", None))
+            problems.append(_unusable(file, number, error, _JSON_LINE))
             continue
         yield image, None, None
         for box, label in zip(found, labels, strict=True):

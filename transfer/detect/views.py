@@ -17,13 +17,13 @@ __all__ = ["draw_view", "flip_boxes", "flip_mask", "output_size", "resize", "sca
 
 
 def output_size(height: int, width: int, short: int, most: int) -> tuple[int, int]:
-    """The (height, width) that has the shorter side ``short`` and no side above ``most``."""
+    """The (height, width) that has the shorter side ``short`` and no side above ``most``; at least a pixel each."""
     scale = short / min(height, width)
     new = [short, scale * width] if height < width else [scale * height, short]
     if max(new) > most:
         shrink = most / max(new)
         new = [side * shrink for side in new]
-    return int(new[0] + 0.5), int(new[1] + 0.5)
+    return max(1, int(new[0] + 0.5)), max(1, int(new[1] + 0.5))
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from zoo.errors import InputError, did_you_mean
 
 from ..voc import VOC_CLASSES, VOC_COUNTS, Annotation, find_year, image_set, picture_names, read_annotation
-from .annotations import BoxSet, Objects, Picture, Problem
+from .annotations import BoxSet, Objects, Picture, Problem, some_of
 
 __all__ = ["find_voc", "is_voc", "read_voc"]
 
@@ -40,8 +40,10 @@ def read_voc(
         year: of the published set, whose number of images is known.
     """
     names, expected = [], 0
+    taken = year or root.name.removeprefix("VOC")
+    choice = "" if year else _others(root)
     for split in splits:
-        names += _read_split(root, split, year, problems)
+        names += _read_split(root, split, _advice(taken, [split]), choice, problems)
         expected += VOC_COUNTS.get((year, split), 0)
     annotated = {path.name for path in (root / "Annotations").glob("*.xml")}
     found: list[tuple[str, str, Annotation]] = []
@@ -64,9 +66,10 @@ def read_voc(
     if missing:
         problems.append(
             Problem(
-                f"{len(missing)} files that the list names are missing: {_some(missing)}.",
+                f"{len(missing)} files that the list names are missing: {some_of(missing)}.",
                 str(root),
-                _advice(year, splits),
+                _advice(taken, splits),
+                files=tuple(missing),
             )
         )
     labels = sorted({thing.name for _, _, annotation in found for thing in annotation.objects})
@@ -80,8 +83,7 @@ def read_voc(
     if lacks:
         parts = " and ".join(f"<{part}> in {count}" for part, count in sorted(lacks.items()))
         notes.append(f"of {len(found)} annotations some lack elements ({parts}): their defaults are taken")
-    is_2007 = (year or root.name.removeprefix("VOC")) == "2007"
-    ap = "11-point" if is_2007 and chosen == VOC_CLASSES else "area"
+    ap = "11-point" if taken == "2007" and chosen == VOC_CLASSES else "area"
     return BoxSet("voc", "+".join(splits), chosen, pictures, notes=notes, ap=ap, expected=expected or None)
 
 
@@ -99,7 +101,7 @@ def _picture(
     for thing in annotation.objects:
         if thing.name in classes:
             things.append(thing)
-        else:
+        elif classes:  # without any, what is wrong is the training set
             problems.append(
                 Problem(
                     f"An object has a class that is not among the known ones: {thing.name}.",
@@ -118,22 +120,27 @@ def _picture(
     return Picture(name, root / "JPEGImages" / file, annotation.size, objects, number, where)
 
 
-def _read_split(root: Path, split: str, year: str, problems: list[Problem]) -> list[str]:
+def _read_split(root: Path, split: str, advice: str, choice: str, problems: list[Problem]) -> list[str]:
     try:
         return image_set(root, split)
     except InputError as error:
-        problems.append(Problem(error.what, str(error.where), error.fix or _advice(year, [split])))
+        fix = "; ".join(filter(None, (error.fix or advice, choice)))
+        problems.append(Problem(error.what, str(error.where), fix))
         return []
 
 
-def _advice(year: str, splits: Sequence[str]) -> str | None:
+def _advice(year: str, splits: Sequence[str]) -> str:
     if "test" in splits and year == "2012":
         return "VOC2012 has no public test labels: use the test set of 2007"
-    if "test" in splits:
+    if "test" in splits and year == "2007":
         return "extract the 2007 test archive into the same VOCdevkit"
-    return "extract VOC's archives completely, all into the same VOCdevkit"
+    if year in ("2007", "2012"):
+        return "extract VOC's archives completely, all into the same VOCdevkit"
+    return "put there what is missing"
 
 
-def _some(names: Sequence[str], count: int = 20) -> str:
-    more = f" ... and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more
+def _others(root: Path) -> str:
+    """Which image sets there are to choose from, without the classification lists beside them."""
+    files = (root / "ImageSets" / "Main").glob("*.txt")
+    names = sorted(file.stem for file in files if "_" not in file.stem)
+    return f"or choose from {', '.join(names)} with --train-split and --test-split" if names else ""

@@ -15,7 +15,7 @@ from zoo.engine.precision import Precision
 from zoo.errors import InputError
 from zoo.files import disk_errors, write_text
 from zoo.weights.formats.resnets import fit
-from zoo.weights.writers.detectron2_yaml import backbone_settings, flat, merged
+from zoo.weights.writers.detectron2_yaml import backbone_settings, flat, merged, suits_c4
 
 from ..annotations import BoxSet
 from ..batches import Stream, view_for_test
@@ -73,7 +73,7 @@ def check_network(arch: str, trunk: Any, head: str) -> None:
             where="--engine detectron2",
             fix="--engine torchvision takes every stem",
         )
-    if head == "c4" and (network.kind, network.layers[3]) != ("bottleneck", 3):
+    if head == "c4" and not suits_c4(network):
         raise InputError(
             f"detectron2's C4 head is made of three bottlenecks; {arch} ends otherwise.",
             where="--head c4",
@@ -234,7 +234,9 @@ class Detectron2Engine:
             write_backbone(file, task.trunk)
             self._write(SETTINGS, WEIGHTS)
         self.world.barrier()
-        model = build_model(self.cfg)
+        on_cpu = self.cfg.clone()
+        on_cpu.MODEL.DEVICE = "cpu"  # where float32 is float32: with TF32, features differ as from a mistake
+        model = build_model(on_cpu)
         preprocessing, channels = task.info["preprocessing"], self.cfg.INPUT.FORMAT
         differences = check_features(model, task.trunk, preprocessing, channels, file)
         new = unfilled(model)
@@ -247,6 +249,7 @@ class Detectron2Engine:
             ", ".join(dict.fromkeys(".".join(name.split(".")[:2]) for name in new)),
         )
         take_over(model, task.detector, self.head)
+        model.to(self.precision.device)
         model.to(memory_format=self.precision.memory_format)  # faster, and rounds as our engine does
         return model, differences
 

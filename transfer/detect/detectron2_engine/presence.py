@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+from types import ModuleType
 
 from zoo.errors import InputError
 
@@ -26,7 +27,7 @@ def need_detectron2() -> None:
         raise InputError("detectron2 is not installed.", where="--engine detectron2", fix=install_lines())
     import torch  # noqa: F401 - its libraries are what the compiled part links to
 
-    package = importlib.import_module("detectron2")
+    package = _imported("detectron2", "detectron2")
     version = getattr(package, "__version__", None)
     if version is None:
         raise InputError(
@@ -41,20 +42,7 @@ def need_detectron2() -> None:
             fix=install_lines(again=True),
         )
     for part in _PARTS:
-        try:
-            importlib.import_module(f"detectron2.{part}")
-        except ImportError as error:
-            raise InputError(
-                f"detectron2 {version} is only half installed: {_first_line(error)}.",
-                where=f"detectron2.{part}",
-                fix=install_lines(again=True),
-            ) from None
-        except AttributeError as error:  # Pillow 10 and numpy 1.24 took names away
-            raise InputError(
-                f"detectron2 {version} is too old for what is installed beside it: {_first_line(error)}.",
-                where=f"detectron2.{part}",
-                fix=install_lines(again=True),
-            ) from None
+        _imported(f"detectron2.{part}", f"detectron2 {version}")
 
 
 def install_lines(again: bool = False) -> str:
@@ -76,6 +64,26 @@ def install_lines(again: bool = False) -> str:
         f"--no-build-isolation '{_REPOSITORY}' (it is compiled for the torch that is here, {torch.__version__}, "
         f"and needs {needs})"
     )
+
+
+def _imported(name: str, what: str) -> ModuleType:
+    """Import a part, or say what is wrong with ``what``; of the package itself too: it looks for what it needs."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, AssertionError) as error:
+        # What it needs comes with an installation that leaves the package alone if it is the same.
+        its_own = (getattr(error, "name", None) or "").partition(".")[0] == "detectron2"
+        raise InputError(
+            f"{what} is only half installed: {_first_line(error)}.",
+            where=name,
+            fix=install_lines(again=its_own),
+        ) from None
+    except AttributeError as error:  # Pillow 10 and numpy 1.24 took names away
+        raise InputError(
+            f"{what} is too old for what is installed beside it: {_first_line(error)}.",
+            where=name,
+            fix=install_lines(again=True),
+        ) from None
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from zoo.errors import InputError
-from zoo.weights.writers.detectron2_yaml import NORM, flat
+from zoo.weights.writers.detectron2_yaml import NORM, flat, merged, pyramid_settings
 
 from ..protocols import Protocol
 
@@ -24,7 +24,6 @@ __all__ = ["contradictions", "laid_over", "protocol_settings"]
 log = logging.getLogger("zoo")
 
 _TRUSTED = 1e-3  # relative: means are printed with three digits and more
-_LEVELS = ["p2", "p3", "p4", "p5", "p6"]
 _CONTRADICTABLE = (
     "INPUT.FORMAT",
     "MODEL.PIXEL_MEAN",
@@ -63,32 +62,7 @@ def protocol_settings(protocol: Protocol, steps: int, classes: int, width: int) 
     }
     if protocol.head == "c4":
         model["ROI_HEADS"]["NAME"] = "Res5ROIHeadsExtraNorm" if protocol.extra_norm else "Res5ROIHeads"
-    else:
-        model |= {
-            "BACKBONE": {"NAME": "build_resnet_fpn_backbone"},
-            "RESNETS": {"OUT_FEATURES": ["res2", "res3", "res4", "res5"]},
-            "FPN": {
-                "IN_FEATURES": ["res2", "res3", "res4", "res5"],
-                "OUT_CHANNELS": min(256, 4 * width),
-                "NORM": NORM if protocol.fpn_norm else "",
-            },
-            "ANCHOR_GENERATOR": {"SIZES": [[32], [64], [128], [256], [512]]},
-            "ROI_BOX_HEAD": {
-                "NAME": "FastRCNNConvFCHead",
-                "NUM_FC": 2,
-                "FC_DIM": 1024,
-                "POOLER_RESOLUTION": 7,
-            },
-            "ROI_MASK_HEAD": {
-                "NAME": "MaskRCNNConvUpsampleHead",
-                "NUM_CONV": 4,
-                "CONV_DIM": min(256, 4 * width),
-                "POOLER_RESOLUTION": 14,
-            },
-        }
-        model["RPN"]["IN_FEATURES"] = _LEVELS
-        model["ROI_HEADS"] |= {"NAME": "StandardROIHeads", "IN_FEATURES": _LEVELS[:4]}
-    return {
+    found = {
         "MODEL": model,
         "INPUT": {
             "MIN_SIZE_TRAIN": list(protocol.sizes),
@@ -113,6 +87,9 @@ def protocol_settings(protocol: Protocol, steps: int, classes: int, width: int) 
             "PRECISE_BN": {"ENABLED": protocol.precise_batches > 0, "NUM_ITER": protocol.precise_batches}
         },
     }
+    if protocol.head == "c4":
+        return found
+    return merged(found, pyramid_settings(width, NORM if protocol.fpn_norm else ""))
 
 
 def laid_over(cfg: Any, file: Path, mine: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +116,7 @@ def laid_over(cfg: Any, file: Path, mine: Mapping[str, Any]) -> dict[str, Any]:
         AssertionError,
         AttributeError,
         OSError,
+        RecursionError,  # it is its own base
         yaml.YAMLError,
     ) as error:
         reason = " ".join(str(error).strip("'\"").split())[:300]

@@ -72,9 +72,12 @@ def train_model(
     batches = _Steps(loader, plan.steps)
     kind = AMPTrainer if precision.name == "float16" else SimpleTrainer
     trainer = kind(whole, batches, optimizer)
-    checkpointer = DetectionCheckpointer(whole, str(plan.folder / "detectron2"), trainer=trainer)
+    # The schedule, too: detectron2's hook asks for a class that newer versions' isn't of, and then forgets it.
+    states = {"trainer": trainer, "schedule": schedule}
+    checkpointer = DetectionCheckpointer(whole, str(plan.folder / "detectron2"), **states)
     watchers = _watchers(plan) if world.rank == 0 else []
     precise = loader(plan.steps, plan.steps + plan.protocol.precise_batches)
+    drawn_on = [precision.device] if precision.device.type == "cuda" else []
     with StopRequest() as stop:
         trainer.register_hooks(
             [
@@ -87,7 +90,7 @@ def train_model(
             with (
                 compute_threads(precision.device, plan.workers),
                 _watched(watchers, batches.first, plan.steps),
-                torch.random.fork_rng(),  # each step seeds it, should a YAML's own parts draw from it
+                torch.random.fork_rng(drawn_on),  # each step seeds it, should a YAML's own parts draw from it
                 keyed_samples(model),
             ):
                 if batches.first < plan.steps:

@@ -19,10 +19,11 @@ from zoo.engine.collectives import Collectives
 from zoo.models.resnet import stage_features
 from zoo.pretrain.losses.sinkhorn import promote
 
-from ..models.images import Found, Images, Target
+from ..models.images import Found, Images, Target, mean_counts
 from .frozen import freeze_trunk
 from .loss import WEIGHTS, set_loss
 from .matching import wanted_of
+from .protocol import DetrShape
 from .transformer import Transformer, TransformerSettings, sine_embedding
 from .views import detr_size, in_shares
 
@@ -30,17 +31,10 @@ __all__ = ["DetrDetector", "DetrSettings", "detr_groups", "post_process", "valid
 
 
 @dataclass(frozen=True)
-class DetrSettings:
-    """What a detector is made of; ``layers`` of the encoder, and as many of the decoder."""
+class DetrSettings(DetrShape):
+    """What a detector is made of; ``classes`` without the one that says that there is nothing."""
 
     classes: int
-    queries: int = 100
-    width: int = 256
-    heads: int = 8
-    hidden: int = 2048
-    layers: int = 6
-    dropout: float = 0.1
-    head: str = "detr"
 
 
 class _Perceptron(nn.Module):
@@ -119,10 +113,7 @@ class DetrDetector(nn.Module):
                 for target, size in zip(targets, images.sizes, strict=True)
             ],
         )
-        share = float(sum(wanted.counts))
-        if world is not None and world.world_size > 1:
-            count = torch.tensor(share, dtype=torch.float64, device=boxes.device)
-            share = float(world.sum_(count)) / world.world_size
+        (share,) = mean_counts([float(sum(wanted.counts))], world, boxes.device)
         found = set_loss(logits, boxes, wanted, max(1.0, share))
         figures = {
             "matched_iou": found.matched_iou,

@@ -16,6 +16,7 @@ from ..config import DetectConfig
 __all__ = [
     "DETR_SCHEDULES",
     "DetrProtocol",
+    "DetrShape",
     "check_objects",
     "choose_detr",
     "refuse_detr_options",
@@ -27,8 +28,21 @@ _PER_PROCESS = 2
 _SHOWN = 5
 
 
+@dataclass(frozen=True, kw_only=True)
+class DetrShape:
+    """How large a detector is: ``layers`` of the encoder, and as many of the decoder."""
+
+    queries: int = 100
+    width: int = 256
+    heads: int = 8
+    hidden: int = 2048
+    layers: int = 6
+    dropout: float = 0.1
+    head: str = "detr"
+
+
 @dataclass(frozen=True)
-class DetrProtocol:
+class DetrProtocol(DetrShape):
     """Everything that is fixed before training begins.
 
     The rate is the same for every batch, as in the reference. ``epochs`` count passes over the set, of which
@@ -58,14 +72,6 @@ class DetrProtocol:
     """The gradient of all parameters is at most so long."""
     warmup: int = 0
     warmup_factor: float = 0.001
-    queries: int = 100
-    width: int = 256
-    heads: int = 8
-    hidden: int = 2048
-    layers: int = 6
-    """Of the encoder, and as many of the decoder."""
-    dropout: float = 0.1
-    head: str = "detr"
     precise_batches: int = 0
     """The norms are frozen: nothing is measured afterwards."""
 

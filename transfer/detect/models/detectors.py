@@ -18,11 +18,11 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from zoo.engine.collectives import Collectives, WorldOfOne
+from zoo.engine.collectives import Collectives
 from zoo.models.resnet import stage_features
 
 from ..views import output_size
-from .images import Found, Images, Target
+from .images import Found, Images, Target, mean_counts
 from .masks import MaskHead, mask_loss, mask_targets, paste_masks
 from .roi import (
     BoxPredictor,
@@ -104,7 +104,6 @@ class _Detector(nn.Module):
             targets: what is in each image.
             world: the processes whose batches make one: terms are divided by the regions of all.
         """
-        world = world or WorldOfOne()
         maps = self.maps(images.pixels)
         proposals, losses = self.rpn(images, maps, targets)
         self.figures = {"proposal_recall": proposal_recall(proposals, targets)}
@@ -112,10 +111,7 @@ class _Detector(nn.Module):
         boxes = [region.boxes for region in regions]
         scores, deltas = self.predictor(self.region_features(maps, boxes))
         objects = sum(int((region.labels < self.settings.classes).sum()) for region in regions)
-        mean = [float(len(scores)), float(objects)]
-        if world.world_size > 1:
-            counts = torch.tensor(mean, dtype=torch.float64, device=scores.device)
-            mean = (world.sum_(counts) / world.world_size).tolist()
+        mean = mean_counts([float(len(scores)), float(objects)], world, scores.device)
         losses |= self.predictor.losses(scores, deltas, regions, targets, mean[0])
         losses |= self.more_losses(maps, regions, targets, mean[1])
         return losses

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["Found", "Images", "Target", "pad_images"]
+from zoo.engine.collectives import Collectives
+
+__all__ = ["Found", "Images", "Target", "mean_counts", "pad_images"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class Found:
     labels: torch.Tensor
     rows: torch.Tensor
     masks: torch.Tensor | None = None
+
+
+def mean_counts(counts: Sequence[float], world: Collectives | None, device: torch.device) -> list[float]:
+    """What was counted in a batch, on average over the processes whose batches make one; exchanged on ``device``."""
+    if world is None or world.world_size == 1:
+        return list(counts)
+    total = world.sum_(torch.tensor(counts, dtype=torch.float64, device=device))
+    return [value / world.world_size for value in total.tolist()]
 
 
 def pad_images(

@@ -57,10 +57,11 @@ class Writer:
     """A layout.
 
     Subclasses say ``name`` (a key of ``WRITERS``), and either ``files``, the names in the folder that they
-    write, or ``suffix``, if it is a single file. ``needs_suffix``: its readers go by it. ``keeps_heads`` and
-    ``keeps_classifier`` tell what beside the trunk has a place in it; ``keeps_preprocessing`` whether its
-    readers find mean and std there. ``has_legacy``: ``legacy`` can be set, and asks for the container that torch
-    wrote before version 1.6. ``has_yaml``: its readers take settings from a YAML, which it can write beside the file.
+    write, or ``suffix``, if it is a single file. ``needs_suffix``: its readers go by it, and a file
+    that isn't named gets the model's name with it. ``keeps_heads`` and ``keeps_classifier`` tell what beside the
+    trunk has a place in it; ``keeps_preprocessing`` whether its readers find mean and std there. ``has_legacy``:
+    ``legacy`` can be set, and asks for the container that torch wrote before version 1.6. ``has_yaml``: its readers
+    take settings from a YAML, which it can write beside the file.
     """
 
     name = ""

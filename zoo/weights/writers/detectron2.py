@@ -27,7 +27,7 @@ from ...models.resnet import stage_features
 from ...tensors import standalone
 from ..formats.compare import COUNTER
 from .base import NO_RESNET, NOT_STANDARD_STEM, Source, Writer
-from .detectron2_yaml import backbone_settings, flat, usage, yaml_text
+from .detectron2_yaml import backbone_settings, flat, pyramid_settings, suits_c4, usage, yaml_text
 
 __all__ = [
     "STAGES",
@@ -78,14 +78,25 @@ class Detectron2(Writer):
             notes.append(
                 "all norms have the statistics of an untrained network: that check says little of them"
             )
+        plan = source.plan
+        assert plan is not None
+        if not suits_c4(plan):
+            notes.append(
+                "detectron2's default, a C4 detector, takes three bottlenecks as its last stage: build one with a "
+                "feature pyramid, as the settings that --yaml writes say"
+            )
+        if plan.kind == "basic" and plan.base != 64:
+            notes.append(f"detectron2 builds a {source.what.arch} of the usual width only, with a stem of 64")
         write_arrays(place, arrays)
         told = flat(self._settings(source))
         return (*notes, "detectron2 must be told: " + ", ".join(f"{key} {told[key]}" for key in told))
 
     def write_yaml(self, place: Path, source: Source, target: Path) -> None:
         """Settings for ``get_cfg().merge_from_file``: the weights, and what they were trained with."""
+        assert source.plan is not None
+        around = {} if suits_c4(source.plan) else pyramid_settings(source.plan.base)
         where = {"MODEL": {"WEIGHTS": str(target)}}
-        place.write_text(yaml_text(where, self._settings(source)), encoding="utf-8")
+        place.write_text(yaml_text(where, self._settings(source), around), encoding="utf-8")
 
     def usage(self, target: Path, yaml: Path | None) -> tuple[str, ...]:
         """Python that loads it."""

@@ -15,7 +15,16 @@ import yaml
 
 from ..formats.resnets import Plan
 
-__all__ = ["backbone_settings", "flat", "merged", "usage", "yaml_text"]
+__all__ = [
+    "NORM",
+    "backbone_settings",
+    "flat",
+    "merged",
+    "pyramid_settings",
+    "suits_c4",
+    "usage",
+    "yaml_text",
+]
 
 NORM = "naiveSyncBN"  # plain BatchNorm in one process, and unlike SyncBN also on a CPU
 
@@ -50,6 +59,35 @@ def backbone_settings(arch: str, plan: Plan, how: Mapping[str, Any]) -> dict[str
                 "NORM": NORM,
             },
         },
+    }
+
+
+def suits_c4(plan: Plan) -> bool:
+    """Whether a ResNet's last stage is what detectron2's C4 head, its default, is made of: three bottlenecks."""
+    return (plan.kind, plan.layers[3]) == ("bottleneck", 3)
+
+
+def pyramid_settings(width: int, norm: str = NORM) -> dict[str, Any]:
+    """detectron2's settings for a feature pyramid and its heads, which any ResNet suits.
+
+    Args:
+        width: channels of the trunk's stem: a narrow one gets a narrow pyramid.
+        norm: of the pyramid's convolutions; empty for none.
+    """
+    stages, levels, channels = ["res2", "res3", "res4", "res5"], ["p2", "p3", "p4", "p5"], min(256, 4 * width)
+    box_head = {"NAME": "FastRCNNConvFCHead", "NUM_FC": 2, "FC_DIM": 1024, "POOLER_RESOLUTION": 7}
+    mask_head = {"NAME": "MaskRCNNConvUpsampleHead", "NUM_CONV": 4, "CONV_DIM": channels}
+    return {
+        "MODEL": {
+            "BACKBONE": {"NAME": "build_resnet_fpn_backbone"},
+            "RESNETS": {"OUT_FEATURES": stages},
+            "FPN": {"IN_FEATURES": stages, "OUT_CHANNELS": channels, "NORM": norm},
+            "ANCHOR_GENERATOR": {"SIZES": [[32], [64], [128], [256], [512]]},
+            "RPN": {"IN_FEATURES": [*levels, "p6"]},
+            "ROI_HEADS": {"NAME": "StandardROIHeads", "IN_FEATURES": levels},
+            "ROI_BOX_HEAD": box_head,
+            "ROI_MASK_HEAD": {**mask_head, "POOLER_RESOLUTION": 14},
+        }
     }
 
 
