@@ -14,20 +14,16 @@ Peak memory: see ``sides.py``. Linux only.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import math
 import sys
 from functools import partial
 from typing import Any
 
 import torch
-from runner import load_average, write_result
-from sides import Step, compare, serve, show
+from sides import Step, arguments, compare, conclude, serve
 from swav_step import make_views, normalized, our_step
 from torch import nn
 
-from zoo.engine.precision import processors
 from zoo.heap import keep_freed_memory
 from zoo.keyed import keyed_seed
 from zoo.models.factory import create_trunk
@@ -36,8 +32,7 @@ from zoo.tensors import seeded
 
 RECIPE = "amdim_ndf64_64px"
 WARMUP = 3
-TARGET = 2.0
-TARGET_MEMORY = 0.8  # of the plain step's, at most
+TARGETS = (2.0, 0.8)  # times as fast as the plain step, and the share of its memory, at most
 SIDE = 64
 CLIP = 20.0
 REGULARIZER = 0.05
@@ -209,25 +204,14 @@ def _build(side: str, batch: int, about: dict[str, Any]) -> Step:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--batch", type=int, default=64, help="images")
-    parser.add_argument("--pairs", type=int, default=5, help="timed pairs")
-    parser.add_argument("--threads", type=int, default=processors(), help="of torch")
-    parser.add_argument("--serve", choices=("ours", "plain"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = arguments(__doc__, batch=64, pairs=5)
     if options.serve:
-        logging.disable(logging.WARNING)
         serve(partial(_build, options.serve, options.batch), WARMUP)
         return 0
-    load = load_average()
     alike = partial(math.isclose, rel_tol=0.02)
     found, _ = compare(__file__, options.batch, options.threads, options.pairs, alike)
-    good = show(found, options.threads, TARGET, TARGET_MEMORY, promised=True)
-    targets = {"speedup": TARGET, "memory_of_plain": TARGET_MEMORY}
     settings = {"recipe": RECIPE, "batch": options.batch, "threads": options.threads}
-    write_result("amdim_step", {"load_before": load, **settings, "targets": targets, **found})
-    return 0 if good else 1
+    return conclude("amdim_step", found, settings, TARGETS)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Each side lives in a process of its own and does its work when it is told to, in
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runner import load_average, write_result
+from runner import write_result
 from sides import Step, compare, serve, show
 from torchvision.ops import roi_align
 
@@ -171,10 +170,9 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.serve:
-        logging.disable(logging.WARNING)
         serve(partial(_build, options.serve, options.what), WARMUP[options.what])
         return 0
-    load, good, figures = load_average(), True, {}
+    good, figures = True, {}
     for what in (options.what,) if options.what else IMAGES:
         print(f"{what}:")
         alike = partial(math.isclose, rel_tol=0.05)
@@ -185,7 +183,7 @@ def main() -> int:
         good &= show(found, options.threads, TARGETS[what], None, found["precision"] == "bfloat16")
         figures[what] = {**found, "targets": {"speedup": TARGETS[what]}}
     settings = {"size": SIZE, "images": IMAGES, "threads": options.threads}
-    write_result("detect_step", {"load_before": load, **settings, "figures": figures})
+    write_result("detect_step", {**settings, "figures": figures})
     return 0 if good else 1
 
 

@@ -14,8 +14,6 @@ Peak memory: see ``sides.py``. Linux only.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import math
 import sys
 import tempfile
@@ -26,8 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from detr_loss import Objects, layer_by_layer
-from runner import load_average, write_result
-from sides import Step, compare, serve, show
+from sides import Step, arguments, compare, conclude, serve
 from torch import nn
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
@@ -41,15 +38,14 @@ from transfer.detect.detr.transformer import sine_embedding
 from transfer.detect.run import detector_for
 from transfer.detect.training import Normalisation, Plan, make_loop
 from zoo.engine.collectives import WorldOfOne
-from zoo.engine.precision import choose_precision, processors
+from zoo.engine.precision import choose_precision
 from zoo.heap import keep_freed_memory
 from zoo.models.factory import create_trunk
 from zoo.tensors import seeded
 
 HEIGHT, WIDTH, CLASSES, OBJECTS = 240, 320, 80, 7
 WARMUP = 3
-TARGET = 1.5
-TARGET_MEMORY = 1.0  # of the plain step's, at most
+TARGETS = (1.5, 1.0)  # times as fast as the plain step, and the share of its memory, at most
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 PROTOCOL = choose_detr("own", "small")
 
@@ -216,26 +212,15 @@ def _build(side: str, batch: int, folder: Path, about: dict[str, Any]) -> Step:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--batch", type=int, default=PROTOCOL.batch, help="images")
-    parser.add_argument("--pairs", type=int, default=7, help="timed pairs")
-    parser.add_argument("--threads", type=int, default=processors(), help="of torch")
-    parser.add_argument("--serve", choices=("ours", "plain"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = arguments(__doc__, PROTOCOL.batch, pairs=7)
     if options.serve:
-        logging.disable(logging.WARNING)
         with tempfile.TemporaryDirectory() as folder:
             serve(partial(_build, options.serve, options.batch, Path(folder)), WARMUP)
         return 0
-    load = load_average()
     alike = partial(math.isclose, rel_tol=0.1)
     found, _ = compare(__file__, options.batch, options.threads, options.pairs, alike)
-    good = show(found, options.threads, TARGET, TARGET_MEMORY, promised=True)
-    targets = {"speedup": TARGET, "memory_of_plain": TARGET_MEMORY}
     settings = {"protocol": PROTOCOL.name, "batch": options.batch, "threads": options.threads}
-    write_result("detr_step", {"load_before": load, **settings, "targets": targets, **found})
-    return 0 if good else 1
+    return conclude("detr_step", found, settings, TARGETS)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Training steps of two sides, each in a process of its own, in turn: their time, and their peak memory.
 
-A side's script is run with ``--serve SIDE`` and calls ``serve``; ``compare`` tells both when to step. Linux only.
+A side's script is run with ``--serve SIDE`` and calls ``serve``; ``compare`` tells both when to step. Where a script
+has one comparison, ``arguments`` reads its options and ``conclude`` prints and writes its figures. Linux only.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,9 +19,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from runner import load_average, write_result
 from torch import nn
 
-__all__ = ["Side", "Step", "compare", "resident", "serve", "show"]
+from zoo.engine.precision import processors
+
+__all__ = ["Side", "Step", "arguments", "compare", "conclude", "resident", "serve", "show"]
 
 SIDES = ("ours", "plain")
 
@@ -31,6 +37,24 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
+def arguments(description: str | None, batch: int, pairs: int) -> argparse.Namespace:
+    """``batch``, ``pairs``, ``threads``, which torch then has, and ``serve``: the side that this process is, or None.
+
+    Args:
+        description: the script's docstring.
+        batch: images of a step, by default.
+        pairs: timed pairs, by default.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--batch", type=int, default=batch, help="images")
+    parser.add_argument("--pairs", type=int, default=pairs, help="timed pairs")
+    parser.add_argument("--threads", type=int, default=processors(), help="of torch")
+    parser.add_argument("--serve", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
+
+
 def serve(build: Callable[[dict[str, Any]], Step], warmup: int) -> None:
     """Build one side and step at each line of input, answering with JSON.
 
@@ -41,6 +65,7 @@ def serve(build: Callable[[dict[str, Any]], Step], warmup: int) -> None:
         build: makes the step; what it adds to the dictionary is told first.
         warmup: steps before the first answer.
     """
+    logging.disable(logging.WARNING)  # a batch may be smaller than the recipe's, and the recipe says so
     with torch.no_grad():
         nn.Conv2d(3, 8, 3)(torch.zeros(1, 3, 8, 8))  # what is loaded at first use is loaded now
     Path("/proc/self/clear_refs").write_text("5", "ascii")  # the high-water mark starts from here
@@ -117,7 +142,7 @@ def compare(
     Returns:
         The figures for the result's file, and what ours told about itself.
     """
-    rows = []
+    rows, load = [], load_average()
     command = [script, "--batch", str(batch), "--threads", str(threads), *more, "--serve"]
     with Side([*command, "ours"]) as ours, Side([*command, "plain"]) as plain:
         losses = [side.about["first_loss"] for side in (ours, plain)]
@@ -131,6 +156,7 @@ def compare(
     ratios = [row["plain"]["seconds"] / row["ours"]["seconds"] for row in rows]
     memory = {name: rows[-1][name]["memory"] for name in SIDES}
     found = {
+        "load_before": load,
         "precision": about["precision"],
         "pairs": rows,
         "first_losses": losses,
@@ -161,6 +187,31 @@ def show(
         f"{found['memory_of_plain']:.2f} of it, {_verdict(target_memory, small, promised)}"
     )
     return fast and small
+
+
+def conclude(
+    name: str,
+    found: dict[str, Any],
+    settings: dict[str, Any],
+    targets: tuple[float, float],
+    promised: bool = True,
+) -> int:
+    """Print what ``compare`` found and write ``results/<name>.json``.
+
+    Args:
+        name: of the comparison.
+        found: the figures.
+        settings: what they were measured with, ``threads`` among them.
+        targets: how many times as fast as plain, and with which share of its memory.
+        promised: whether the targets hold here.
+
+    Returns:
+        The script's exit code: 1 where a target was missed.
+    """
+    good = show(found, settings["threads"], *targets, promised)
+    stated = dict(zip(("speedup", "memory_of_plain"), targets, strict=True))
+    write_result(name, {**settings, "targets": stated, **found})
+    return 0 if good else 1
 
 
 def _verdict(target: float | None, met: bool, promised: bool) -> str:

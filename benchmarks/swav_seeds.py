@@ -36,6 +36,7 @@ GIVEN: dict[str, Any] = {
     "views.min_scale": [0.3, 0.1],
     "views.max_scale": [1.0, 0.3],
     "method.prototypes": 200,
+    "engine.views_apart": False,
 }
 SEEDS, EPOCHS = range(10), 3
 BELOW = 0.3  # ln K minus the loss, at least

@@ -14,8 +14,6 @@ Peak memory: see ``sides.py``. Linux only.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -25,8 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from runner import load_average, write_result
-from sides import Step, compare, serve, show
+from sides import Step, arguments, compare, conclude, serve
 from swav_loss import ASSIGN, PROTOTYPES, plain_loss
 from torch import nn
 from torch.nn import functional as F
@@ -35,7 +32,7 @@ from torchvision.models import resnet50
 from zoo.data.loader import Batch
 from zoo.engine.collectives import WorldOfOne
 from zoo.engine.efficiency import ModuleCalls, flops_of, matrix_peak
-from zoo.engine.precision import choose_device, processors
+from zoo.engine.precision import choose_device
 from zoo.heap import keep_freed_memory
 from zoo.keyed import keyed_seed
 from zoo.pretrain.resolve import resolve
@@ -49,8 +46,7 @@ RECIPE = "swav_rn50_800ep"
 GROUPS = ((224, 2), (96, 6))  # side, views
 STEP = 1000  # prototypes move, the learning rate is that of the warm-up
 WARMUP = 2
-TARGET = 2.7
-TARGET_MEMORY = 0.65  # of the plain step's, at most
+TARGETS = (2.7, 0.65)  # times as fast as the plain step, and the share of its memory, at most
 
 
 def make_views(batch: int, groups: tuple[tuple[int, int], ...] = GROUPS) -> list[torch.Tensor]:
@@ -210,30 +206,19 @@ def _measure(batch: int, pairs: int, threads: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--batch", type=int, default=8, help="images")
-    parser.add_argument("--pairs", type=int, default=5, help="timed pairs")
-    parser.add_argument("--threads", type=int, default=processors(), help="of torch")
-    parser.add_argument("--serve", choices=("ours", "plain"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = arguments(__doc__, batch=8, pairs=5)
     if options.serve:
-        logging.disable(logging.WARNING)  # the batch is smaller than the recipe's, and the recipe says so
         serve(partial(_build, options.serve, options.batch), WARMUP)
         return 0
-    load = load_average()
     found = _measure(options.batch, options.pairs, options.threads)
-    # On a processor that is no faster in bfloat16 a run computes in float32, and nothing was promised.
-    good = show(found, options.threads, TARGET, TARGET_MEMORY, promised=found["precision"] == "bfloat16")
     half, full = (median(found[key]) / 1e9 for key in ("matrix_peaks", "float32_matrix_peaks"))
     print(
         f"{found['flops_per_image'] / 1e9:.3g} GFLOP an image; matrix peak {half:.3g} GFLOP/s in bfloat16, "
         f"{full:.3g} in float32, reached {100 * found['share_of_peak']:.0f} %"
     )
-    targets = {"speedup": TARGET, "memory_of_plain": TARGET_MEMORY}
     settings = {"recipe": RECIPE, "batch": options.batch, "threads": options.threads, "assign": list(ASSIGN)}
-    write_result("swav_step", {"load_before": load, **settings, "targets": targets, **found})
-    return 0 if good else 1
+    # On a processor that is no faster in bfloat16 a run computes in float32, and nothing was promised.
+    return conclude("swav_step", found, settings, TARGETS, promised=found["precision"] == "bfloat16")
 
 
 if __name__ == "__main__":

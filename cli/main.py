@@ -77,9 +77,20 @@ def _command(name: str) -> Any:
     return getattr(importlib.import_module(f".{module}", __package__), attribute)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        import importlib.metadata  # 15 ms
+
+        print(f"zoo {importlib.metadata.version('vision-model-zoo')}")
+        raise typer.Exit
+
+
 def _zoo(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Pretrain, publish, load and judge self-supervised vision backbones."""

@@ -293,6 +293,12 @@ def pull(
         ),
     ],
     out: Out = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="ORG/NAME", help="Under which it is kept here. Default: the one it has there."
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -304,16 +310,17 @@ def pull(
         _refuse(out, "--out", "pull it first, then pull it out of the local hub")
         from zoo.publishing import pull as fetch
 
-        done = fetch(model, force=force, progress=not as_json)
+        done = fetch(model, name=name, force=force, progress=not as_json)
         if as_json:
             print_json({"schema": 1, "name": done.name, "revision": done.revision, "path": str(done.path)})
         else:
             print(f"{model} is {done.name}@{done.revision} in the local hub")
         return
-    name, revision = _split(model)
-    check_name(name)
-    target = Path(out or name.split("/")[1])
-    LocalHub().pull(name, revision, target)
+    _refuse(name, "--name", "it goes with a model of another home, hf:ORG/NAME or s3://...")
+    here, revision = _split(model)
+    check_name(here)
+    target = Path(out or here.split("/")[1])
+    LocalHub().pull(here, revision, target)
     print(f"{model} is in {target}")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ._jobs import submit_command
-from ._options import Device, Json, MaxPixels, Out, Quiet, Sets
+from ._options import Device, Json, MaxPixels, Out, Quiet
 from ._output import print_json, print_table, set_up_notes
 
 __all__ = ["app", "results"]
@@ -34,8 +34,8 @@ _Dataset = Annotated[
     typer.Option(
         "--dataset",
         metavar="D",
-        help="A name (cifar10, ...; with --data also imagenet, places205, inat18, voc07) or a folder: of class "
-        "folders, or of tables of path and label.",
+        help="A name (cifar10, ...; with --data also imagenet, places205, inat18, voc07; of detect: voc07, voc07+12, "
+        "coco2017) or a folder: of class folders, or of tables of path and label; of detect: of VOC, COCO or boxes.",
     ),
 ]
 _Data = Annotated[
@@ -46,6 +46,14 @@ _ClassIndex = Annotated[
     str | None,
     typer.Option(
         "--class-index", metavar="FILE", help="Class names in the order of their numbers (JSON or lines)."
+    ),
+]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting by its name, e.g. allow_overlap=true; in all: of each recipe that has it.",
     ),
 ]
 _More = Annotated[list[str] | None, typer.Argument(hidden=True)]
@@ -165,7 +173,7 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         ("max_pixels", MaxPixels, None),
         ("class_index", _ClassIndex, None),
         ("cache_features", _CacheFeatures, False),
-        ("sets", Sets, None),
+        ("sets", _Settings, None),
         ("as_json", Json, False),
         ("quiet", Quiet, False),
     ):
@@ -262,7 +270,7 @@ def _suite(
     max_pixels: MaxPixels = None,
     class_index: _ClassIndex = None,
     cache_features: _CacheFeatures = False,
-    sets: Sets = None,
+    sets: _Settings = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

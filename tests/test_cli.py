@@ -52,6 +52,11 @@ def assert_finished(out, run, steps):
 # --- the installed command ---
 
 
+def test_version(zoo):
+    code, out, _ = zoo("--version")
+    assert code == 0 and out.startswith("zoo 0.")
+
+
 def test_help_lists_the_commands():
     done = subprocess.run([ZOO, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,7 +158,7 @@ def _unreadable(error: ZooError, file: Mapping[str, Any] | None) -> dict[str, An
 
 def _conclusion(described: Mapping[str, Any], model: ForeignModel, signs: Signs) -> list[str]:
     said = [
-        f"It is a {described['network']} of {described['parameters']:,} parameters: {model.what}.",
+        f"It is {_with_article(described['network'])} of {described['parameters']:,} parameters: {model.what}.",
         SENTENCES[signs.verdict],
     ]
     new = [stage.name for stage in signs.stages if stage.initial]
@@ -179,6 +180,12 @@ def _conclusion(described: Mapping[str, Any], model: ForeignModel, signs: Signs)
     if signs.verdict != "broken":
         said.append("It loads: every tensor of the network is there and fits.")
     return said
+
+
+def _with_article(network: str) -> str:
+    """A network as a sentence names it: ``a resnet18 (base_planes 8)``, ``an AMDIM encoder (ndf 64)``."""
+    name = re.sub(r"^amdim(?= |$)", "AMDIM encoder", network)
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _lines(reference: str, model: ForeignModel, features: int) -> dict[str, list[str]]:

@@ -23,7 +23,7 @@ from .weights.hub_card import check_card, hub_card, is_number
 from .weights.hubs.folder import AtHub, FolderHub, split_address
 from .weights.hubs.hf_client import check_repo_name
 from .weights.hubs.hf_publish import OnHub, Plan, Publisher
-from .weights.hubs.local import LocalHub, Published
+from .weights.hubs.local import LocalHub, Published, check_name
 from .weights.hubs.transport import PATIENT, Patience
 from .weights.load import open_bundle
 from .weights.reference import Reference, parse_reference
@@ -157,9 +157,11 @@ def pull(
         progress: say on standard error what is downloaded.
 
     Raises:
-        InputError: no such model, or what came is not what was published.
+        InputError: no such model, no such name, or what came is not what was published.
         RunError: a download failed, or the disk is full.
     """
+    if name is not None:
+        check_name(name)
     target = parse_reference(reference)
     bundle = open_bundle(target, progress=progress)
     if bundle is None:

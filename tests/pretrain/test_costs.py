@@ -19,10 +19,10 @@ from tiny import ROOT
 from zoo.data.loader import Batch
 from zoo.engine.collectives import TorchWorld, WorldOfOne
 from zoo.engine.efficiency import ModuleCalls, flops_of
+from zoo.pretrain.build import build_method
 from zoo.pretrain.costs import StepCosts, count_step
 from zoo.pretrain.resolve import Resolved, resolve
 from zoo.pretrain.run import start
-from zoo.pretrain.session import build_method
 
 
 def resnet50_forward(size: int) -> int:
@@ -174,7 +174,7 @@ from zoo.data.loader import Batch
 from zoo.engine.collectives import WorldOfOne
 from zoo.pretrain.methods.config_base import RunShape
 from zoo.pretrain.resolve import resolve
-from zoo.pretrain.session import build_method
+from zoo.pretrain.build import build_method
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

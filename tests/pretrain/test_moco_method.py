@@ -49,6 +49,19 @@ def moco(views: int = 2, norm: bool = False, accumulate: int = 1, **settings: ob
     return MoCo(Trunk(norm), config, shape, WorldOfOne()).double()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_queries_of_one_size_meet_in_batchnorm_unless_views_are_apart(apart):
+    torch.manual_seed(0)
+    config = MoCoConfig(negatives=16, dim=4)
+    method = MoCo(Trunk(norm=True), config, shape_of(3, views_apart=apart), WorldOfOne()).double()
+    assert len(method._query_views) == 2
+    images = list(batch_of(0, views=3).views[0].split(BATCH))
+    queries = method.queries(images)
+    images[method._query_views[1]] = 5 + 2 * images[method._query_views[1]]
+    changed = method.queries(images)
+    assert torch.equal(queries[0], changed[0]) is apart
+
+
 def batch_of(seed: int, views: int = 2, small: int = 0) -> Batch:
     """``views`` of 4 x 4 pixels and ``small`` of 3 x 3, of ``BATCH`` images."""
     generator = torch.Generator().manual_seed(seed)

@@ -206,7 +206,7 @@ def test_amdims_encoder_by_its_options(images: Path) -> None:
     model = zoo.load("me/amdim", progress=False)
     assert (model.encoder_size, model.num_features) == (32, 16)
     error = refusal(lambda: train(images, "other", "amdim", trunk__options__n_rkh=3))
-    assert error.where == "options.n_rkh" and "n_rkhs?" in str(error.fix)
+    assert error.where == "trunk.options.n_rkh" and "n_rkhs?" in str(error.fix)
 
 
 def test_a_momentum_encoder_is_compiled_too(images: Path) -> None:

@@ -28,6 +28,7 @@ from tiny import (
     with_tiny,
 )
 from zoo.engine.collectives import WorldOfOne
+from zoo.engine.loop import Callback
 from zoo.engine.precision import choose_precision
 from zoo.errors import EXIT_SAVED, InputError
 from zoo.pretrain.images import RunImages, view_preparer
@@ -191,6 +192,38 @@ def test_colours_on_the_device_do_not_depend_on_workers(images, tmp_path):
     helped = train(images, tmp_path / "helped", data__augment_on="device", epochs=1, data__workers=1)
     assert trace(alone.path) == trace(helped.path)
     assert_same_state(alone.path, helped.path)
+
+
+# --- views apart ---
+
+
+def test_views_apart_are_the_same_views_in_order(images):
+    cpu = torch.device("cpu")
+    prepared = []
+    for apart in (False, True):
+        settings = with_tiny(data__sources=[str(images)], engine__views_apart=apart)
+        recipe = resolve("swav_tiny", settings).recipe
+        run_images = RunImages(recipe, None, WorldOfOne())
+        prepare = view_preparer(recipe, choose_precision("float32", cpu))
+        prepared.append(prepare(next(iter(run_images.batches(0, 1, cpu)))))
+    together, apart = prepared
+    assert len(apart) == sum(recipe.views.count) and {len(view) for view in apart} == {recipe.batch_size}
+    for one, other in zip(
+        (view for group in together for view in group.split(recipe.batch_size)), apart, strict=True
+    ):
+        assert torch.equal(one, other) and one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batchnorm_sees_one_view_of_every_image_at_a_time(images, tmp_path, parts):
+    seen = []
+
+    class Watch(Callback):
+        def on_start(self, loop):
+            loop.learner.trunk.bn1.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+
+    train(images, tmp_path / "run", callbacks=(Watch(),), engine__views_apart=True, engine__accumulate=parts)
+    assert set(seen) == {TINY["batch_size"] // parts}
 
 
 def test_where_colours_are_made_can_not_change(images, tmp_path):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from zoo.publishing import publish_to
-from zoo.weights.bundle import read_bundle
-from zoo.weights.hubs.hf_download import cache_folder
+from zoo.weights.bundle import SUMS, read_bundle
+from zoo.weights.hubs.hf_download import cache_folder, fetch_model
 from zoo.weights.hubs.transport import Patience
 
 from .hub_server import TOKEN, Hub
@@ -22,6 +22,10 @@ QUICK = Patience(timeout=10.0, attempts=3, pause=0.0)
 ONCE = Patience(timeout=10.0, attempts=1, pause=0.0)
 NAME = "me/small"
 HF = f"hf:{NAME}"
+FILES = {
+    ".gitattributes", "README.md", SUMS, "config.json", "model.safetensors", "zoo.json",
+    "transformers/config.json", "transformers/model.safetensors", "transformers/preprocessor_config.json",
+}  # fmt: skip
 _FOLDER = tempfile.TemporaryDirectory(prefix="hub-models-")
 _MADE: dict[tuple[int, str], str] = {}
 _CURRENT: list[str] = []
@@ -76,3 +80,12 @@ def send(reference: str | None = None, to: str = HF, **how: Any) -> Any:
 def forget(name: str = NAME) -> None:
     """Empty the client's cache of a repository."""
     shutil.rmtree(cache_folder(name), ignore_errors=True)
+
+
+def assert_published(hub: Hub, sha256: str | None = None) -> None:
+    """What a stranger gets is what was to be published."""
+    forget()
+    bundle = fetch_model(NAME, progress=False)
+    bundle.verify(full=True)
+    assert bundle.weights_sha256 == (sha256 or weights())
+    assert set(hub.repos[NAME].files) == FILES

@@ -216,6 +216,13 @@ def test_a_trained_file_from_top_to_bottom(trained, tmp_path):
     assert found["preprocessing"]["crop"] == 224 and "doesn't say" in found["preprocessing"]["from"]
 
 
+def test_an_amdim_encoder_is_called_one(tmp_path):
+    options = {"encoder_size": 32, "ndf": 4, "n_rkhs": 16, "n_depth": 1, "use_bn": False}
+    write_safetensors(tmp_path / "x.safetensors", create_trunk("amdim", options=options).state_dict())
+    found = diagnose(str(tmp_path / "x.safetensors"))
+    assert found["conclusion"][0].startswith(f"It is an AMDIM encoder ({found['network'][7:-1]}) of ")
+
+
 def test_the_lines_to_type_work(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_safetensors(tmp_path / "it's mine.safetensors", trained)

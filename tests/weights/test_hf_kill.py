@@ -9,18 +9,11 @@ import pytest
 
 from zoo.weights.hubs.hf_download import fetch_model
 
-from .hub_server import serving
 from .hub_world import NAME, forget, model, send, settle
 
 STEPS = ["create", "put", "commit", "tag"]
 if os.environ.get("ZOO_EVERY_MOMENT") == "1":  # 20 moments
     STEPS += ["whoami", "preupload", "yaml", "batch", "verify", "tree"]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with serving() as hub:
-        yield hub
 
 
 def killed_at(hub, step, when, skip=0):

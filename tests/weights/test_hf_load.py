@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import shutil
 import socket
@@ -17,21 +16,15 @@ from zoo.publishing import pull
 from zoo.weights.bundle import SUMS
 from zoo.weights.hubs.hf_client import Client
 from zoo.weights.hubs.hf_download import cache_folder, fetch_model
-from zoo.weights.hubs.hf_refused import Refused, hub_httpx, hub_utils
+from zoo.weights.hubs.hf_refused import Refused, hub_httpx
 from zoo.weights.hubs.local import LocalHub
 from zoo.weights.reference import parse_reference
 
-from .hub_server import TOKEN, Fault, serving
+from .hub_server import TOKEN, Fault
 from .hub_world import HF, NAME, ONCE, QUICK, forget, model, send, settle
 from .published import command, flip  # noqa: F401
 
 X = torch.randn(2, 3, 40, 48, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def server():
-    with serving() as hub:
-        yield hub
 
 
 @pytest.fixture(scope="module")
@@ -378,75 +371,3 @@ def test_what_the_disk_refuses_is_not_taken_for_the_network(hub, monkeypatch, tm
     with pytest.raises(RunError, match="Fetching the model failed: Not a directory") as caught:
         fetch("v1")
     assert "HF_HOME" in caught.value.fix
-
-
-# --- the token ---
-
-
-def test_the_token_stays_with_the_hub(hub):
-    fetch("v1")
-    assert any(TOKEN in held for _, _, _, held in hub.log)
-    assert hub.leaks() == []
-
-
-def test_the_token_stays_with_the_hub_after_a_connection_that_failed(hub):
-    """The hub's client then makes itself a new session, in the middle of a call."""
-    utils, client = hub_utils(), Client(QUICK)
-    limits = []
-
-    def ask(endpoint):
-        utils.close_session()
-        headers = {"authorization": f"Bearer {client.token}"}
-        answer = utils.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers)
-        limits.append(answer.request.extensions["timeout"]["read"])
-
-    hub.log.clear()
-    client.call(ask, hub.endpoint)
-    client.call(ask, hub.storage)
-    assert [TOKEN in held for _, _, _, held in hub.log] == [True, False]
-    assert hub.leaks() == [] and limits == [QUICK.timeout] * 2
-    utils.set_client_factory(hub_httpx().Client)  # a program with a session of its own kind
-    try:
-        client.call(ask, hub.storage)
-        assert hub.leaks() == []
-    finally:
-        utils.set_client_factory(
-            importlib.import_module("huggingface_hub.utils._http").default_client_factory
-        )
-
-
-def test_the_token_is_read_as_the_hubs_client_reads_it(hub, monkeypatch, tmp_path):
-    monkeypatch.delenv("HF_TOKEN")
-    assert Client().token is False and "hf auth login" in Client().how_to_log_in
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "token").write_text("hf_stored\n")  # as hf auth login leaves it
-    assert Client().token == "hf_stored"
-    monkeypatch.setenv("HF_TOKEN", f" {TOKEN}\n")
-    assert Client().token == TOKEN
-    for bad in ("hf_\u2026abc", "hf_a\x07b"):
-        monkeypatch.setenv("HF_TOKEN", bad)
-        with pytest.raises(InputError, match="signs that no token has") as caught:
-            fetch("v1")
-        assert bad not in str(caught.value)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
-    hub.log.clear()
-    fetch("v1")
-    assert not any(held for _, _, _, held in hub.log)
-    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" in Client().how_to_log_in
-
-
-def test_the_token_is_not_sent_over_plain_http_to_another_machine(monkeypatch, hub):
-    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example.org")
-    assert Client().token is False and Client().withheld
-    monkeypatch.setenv("ZOO_TOKEN_OVER_HTTP", "1")
-    assert Client().token == TOKEN
-    monkeypatch.delenv("ZOO_TOKEN_OVER_HTTP")
-    for endpoint in ("https://hub.example.org", "http://localhost:1", "http://[::1]:1", "http://127.8.8.8"):
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        assert Client().token == TOKEN
-    for endpoint in ("ftp://x", "nothing", "https://", f"https://me:{TOKEN}@x"):
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        with pytest.raises(InputError, match="not the address of a hub") as caught:
-            Client()
-        assert TOKEN not in str(caught.value)

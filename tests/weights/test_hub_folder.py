@@ -85,6 +85,16 @@ def test_there_and_back(home, command):  # noqa: F811
         assert code == 0, err
 
 
+def test_a_model_is_pulled_under_another_name(home, command):  # noqa: F811
+    publish(NAME, what=describe(licence="mit"))
+    send(home)
+    code, out, err = command("pull", f"{home}/{NAME}", "--name", "me/other")
+    assert code == 0 and "is me/other@" in out, err
+    assert LocalHub().resolve("me/other").weights_sha256 == weights()
+    assert_clear(command("pull", f"{home}/{NAME}", "--name", "../x"), "org/name")
+    assert LocalHub().names() == ["me/other", NAME]
+
+
 def test_publishing_again_sends_nothing(home, monkeypatch):
     first = send(home)
     monkeypatch.setattr(FsspecStore, "put", None)

@@ -169,3 +169,4 @@ def test_pull(command, tmp_path, monkeypatch):
     assert_clear(command("pull", "one", "--out", tmp_path / "third"), "org/name")
     assert_clear(command("pull", "one"), "org/name")
     assert_clear(command("pull", "../../x"), "org/name")
+    assert_clear(command("pull", "me/one", "--name", "me/two"), "--name", "another home")

@@ -94,6 +94,7 @@ def run_shape(
         samples=samples,
         accumulate=recipe.engine.accumulate,
         sync_batchnorm=recipe.engine.sync_batchnorm and recipe.engine.batchnorm_group != 1,
+        views_apart=recipe.engine.views_apart,
         sizes=tuple(size for size, _ in groups),
         steps=steps,
         **known,

@@ -231,7 +231,9 @@ class EngineConfig(Strict):
     memory; codes are those of the whole batch. ``activation_checkpointing``: activations inside a stage are
     computed twice instead of kept. ``compile``: the trunk goes through torch.compile. ``ema_decay``:
     a running average of the weights is kept and published. ``sync_batchnorm``: BatchNorm sees the batch
-    of all processes, or of groups of ``batchnorm_group`` of them.
+    of all processes, or of groups of ``batchnorm_group`` of them. ``views_apart``: each view goes through the
+    trunk on its own, so that BatchNorm sees one view of every image at a time; else all views of one size go
+    through it together, as in the reference.
     """
 
     accumulate: PositiveInt = 1
@@ -240,6 +242,7 @@ class EngineConfig(Strict):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     sync_batchnorm: bool = True
     batchnorm_group: PositiveInt | None = None
+    views_apart: bool = False
 
 
 class HealthConfig(Strict):

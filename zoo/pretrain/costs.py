@@ -19,10 +19,10 @@ from torch.utils.flop_counter import flop_registry
 
 from ..data.loader import Batch
 from ..models.recompute import recompute_blocks
+from .build import build_method
 from .config import OptimizerConfig, Recipe
 from .methods.base import Method
 from .methods.config_base import RunShape
-from .session import build_method
 
 __all__ = ["CropCost", "Exchange", "StepCosts", "count_step"]
 

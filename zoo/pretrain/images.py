@@ -134,17 +134,18 @@ class RunImages:
 
 def view_preparer(recipe: Recipe, precision: Precision) -> Callable[[Batch], list[torch.Tensor]]:
     """A function that brings a batch's views onto the device, coloured if that is left, and normalised."""
-    plan = recipe.views.plan()
+    plan, apart = recipe.views.plan(), recipe.engine.views_apart
 
     def prepare(batch: Batch) -> list[torch.Tensor]:
-        out = []
+        out: list[torch.Tensor] = []
         for group, view in enumerate(batch.views):
             images = view.to(precision.device, non_blocking=True)
             if batch.colors is not None:
                 images = recolor_batch(images, batch.colors[group], plan)
             if batch.colors is not None or images.dtype == torch.uint8:  # a user's float views are finished
                 images = normalize(images, plan.mean, plan.std)
-            out.append(images.to(dtype=precision.master_dtype, memory_format=precision.memory_format))
+            images = images.to(dtype=precision.master_dtype, memory_format=precision.memory_format)
+            out += images.split(batch.size) if apart else [images]
         return out
 
     return prepare

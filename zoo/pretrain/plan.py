@@ -176,14 +176,12 @@ def _costs(recipe: Recipe, shape: RunShape, place: Place) -> tuple[StepCosts | N
     try:
         return count_step(recipe, shape, place.precision in ("bfloat16", "float16")), None
     except Exception as error:
-        trunk = recipe.trunk
-        if ":" not in trunk.arch:
+        if ":" not in recipe.trunk.arch:
             raise
         # A network of somebody else's may want to see values. One that nobody could train is refused here.
-        from ..models.factory import create_trunk
+        from .build import build_trunk
 
-        size = recipe.evaluation.crop
-        create_trunk(trunk.arch, options=trunk.options, channels=recipe.data.channels, size=size)
+        build_trunk(recipe)
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         return None, f"the step can't be counted without computing it ({reason}); --probe measures it"
 

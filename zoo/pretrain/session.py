@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,82 +30,30 @@ from ..engine.sync_batchnorm import synchronize_batchnorm, warn_of_others
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
 from ..errors import EXIT_FAILURE, InputError
 from ..keyed import keyed_seed
-from ..models.amdim import check_views
 from ..models.factory import create_trunk
 from ..models.foreign import check_sizes, is_foreign
 from ..models.recompute import recompute_blocks
 from ..models.small_maps import use_matrix_products
-from ..optim.lars import LARS
-from ..optim.schedule import WarmupCosine, WarmupSteps
-from ..tensors import seeded
 from ..weights.fill import copy_into
 from ..weights.load import load_trunk
 from ..weights.reference import parse_reference
+from .build import build_method, build_optimizer, learning_rate
 from .checks import beginning, inconsistencies, run_shape, shards_of, tell
 from .collapse import Event
-from .config import OptimizerConfig, Recipe
 from .environment import describe_environment
 from .health import Autopsy, doctor_of
 from .images import OwnTransform, RunImages, view_preparer
-from .methods import METHODS
 from .methods.base import Method
-from .methods.config_base import RunShape
 from .online_probe import probe_of
 from .publish import read_run
 from .resolve import Resolved
 from .rundir import RunFolder, RunLock
 
-__all__ = ["Ended", "Session", "build_method"]
+__all__ = ["Ended", "Session"]
 
 log = logging.getLogger("zoo")
 
 _LENGTH = ("epochs", "samples")
-
-
-def build_method(recipe: Recipe, shape: RunShape, world: Collectives) -> Method:
-    """The recipe's method around a fresh trunk, initialised from the recipe's seed alone."""
-    with seeded(keyed_seed(recipe.seed, "init")):
-        trunk = create_trunk(
-            recipe.trunk.arch,
-            stem=recipe.trunk.stem,
-            base_planes=recipe.trunk.base_planes,
-            options=recipe.trunk.options,
-            channels=recipe.data.channels,
-            size=recipe.evaluation.crop,
-        )
-        method: Method = METHODS.code(recipe.method.name)(trunk, recipe.method, shape, world)
-    check_views(trunk, shape.sizes, recipe.evaluation.crop)
-    return method
-
-
-def _build_optimizer(
-    config: OptimizerConfig, groups: list[dict[str, Any]], device: torch.device
-) -> torch.optim.Optimizer:
-    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.name == "lars":
-        return LARS(groups, momentum=config.momentum, trust=config.trust, **shared)
-    if config.name == "sgd":
-        # Not fused: that fails where a parameter (a frozen prototype) gets its first gradient later.
-        return torch.optim.SGD(groups, momentum=config.momentum, **shared)
-    fused = device.type in ("cpu", "cuda")  # one pass over each tensor, the same formula
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(groups, betas=config.betas, fused=fused, **shared)
-
-
-def _learning_rate(recipe: Recipe, shape: RunShape) -> Callable[[int], float]:
-    """The learning rate of each step; ``schedule.per`` says what the schedule is made of."""
-    config, base = recipe.schedule, recipe.optimizer.lr
-    stride = shape.steps_per_epoch if config.per == "epoch" else 1
-    unit = shape.steps_per_epoch // stride  # of the schedule's own steps, in an epoch
-    total = -(-shape.total_steps // stride)
-    warmup = config.warmup_steps or min(round(config.warmup_epochs * unit), total)
-    schedule: WarmupCosine | WarmupSteps
-    if config.name == "step":
-        drops = tuple(epoch * unit for epoch in config.drop_at)
-        schedule = WarmupSteps(base, config.start_lr, warmup, drops, config.drop)
-    else:
-        schedule = WarmupCosine(base, config.final_lr, config.start_lr, warmup, total)
-    return lambda step: schedule.at(step // stride)
 
 
 def _precision(wanted: str, before: str | None, device: torch.device, world: Collectives) -> Precision:
@@ -190,7 +138,7 @@ class Session:
             for network in (self.method.trunk, getattr(self.method, "momentum_encoder", None)):
                 if network is not None:
                     network.compile()
-        self.optimizer = _build_optimizer(
+        self.optimizer = build_optimizer(
             recipe.optimizer, self.method.param_groups(recipe.optimizer.exclude_one_dimensional), device
         )
         self.probe = probe_of(recipe) if world.rank == 0 else None
@@ -307,7 +255,7 @@ class Session:
         return Loop(
             learner=self.method,
             optimizer=self.optimizer,
-            lr_at=_learning_rate(recipe, shape),
+            lr_at=learning_rate(recipe, shape),
             batches=lambda first: self.images.batches(first, shape.total_steps, self.device),
             prepare=view_preparer(recipe, self.precision),
             precision=self.precision,

@@ -111,7 +111,8 @@ class Method(nn.Module):
         """The loss of one batch, and figures for the log.
 
         Args:
-            views: normalised images on the device, one tensor for each run of views of one size.
+            views: normalised images on the device, one tensor for each run of views of one size; with
+                ``engine.views_apart`` one for each view.
             batch: ids and labels of the images.
             given: what ``first_pass`` found for this part, if the batch is trained in parts.
         """
@@ -145,7 +146,7 @@ class Method(nn.Module):
 
 
 def encode(trunk: nn.Module, views: list[torch.Tensor]) -> torch.Tensor:
-    """One trunk pass for each resolution: pooled features of all views, (V * B, F), crop-major.
+    """One trunk pass for each tensor, that is for each resolution: pooled features of all views, (V * B, F), crop-major.
 
     BatchNorm therefore sees each resolution as a batch of its own, as in the reference.
     """

@@ -32,6 +32,7 @@ class RunShape:
         data: what the user called it.
         accumulate: parts that a process trains its share of a batch in.
         sync_batchnorm: whether the processes share BatchNorm's statistics.
+        views_apart: whether each view goes through the trunk on its own.
         sizes: pixels of the views' sides, for each run of views of one size; none where they aren't known.
         steps: of the whole run, where these are not all of the epochs'.
         memory: bytes that a process has for its tensors; None: this machine's.
@@ -48,6 +49,7 @@ class RunShape:
     data: str = ""
     accumulate: int = 1
     sync_batchnorm: bool = False
+    views_apart: bool = False
     sizes: tuple[int, ...] = ()
     steps: int | None = None
     memory: int | None = None

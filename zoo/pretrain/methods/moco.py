@@ -87,6 +87,7 @@ class MoCo(Method):
         self._key_views = config.key_views if config.dictionary != "memory_bank" else ()
         # A view is no query where its own key would be the only one.
         self._query_views = [view for view in range(shape.views) if self._key_views != (view,)]
+        self._views_apart = shape.views_apart
         self._batch_size = shape.batch_size  # over all processes
         self._step = 0
         self._seen: list[tuple[torch.Tensor, ...]] = []  # what each part of the batch adds to the dictionary
@@ -164,11 +165,12 @@ class MoCo(Method):
     def queries(self, images: list[torch.Tensor]) -> torch.Tensor:
         """Unit-length embeddings (V, B, D) of the views that are compared with any key.
 
-        Views of one size go through the trunk together, a BatchNorm group at a time.
+        Views of one size go through the trunk together, if not apart, a BatchNorm group at a time.
         """
         found = []
         wanted = [images[view] for view in self._query_views]
-        for _, run in itertools.groupby(wanted, key=lambda image: image.shape[-1]):
+        runs = itertools.groupby(wanted, key=lambda image: image.shape[-1])
+        for run in [[image] for image in wanted] if self._views_apart else [list(run) for _, run in runs]:
             groups = zip(*(image.chunk(max(1, self._passes)) for image in run), strict=True)
             features = [self.trunk(_joined(group)).unflatten(0, (len(group), -1)) for group in groups]
             found.append(torch.cat(features, dim=1))

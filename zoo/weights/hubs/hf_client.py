@@ -296,6 +296,7 @@ def _at_work(client: Client) -> Iterator[None]:
 
     utils = hub_utils()
     with _LOCK:
+        _watch_sessions(utils, bool(client.token))
         if not _WORKING:
             _BEFORE["xet off"] = constants.HF_HUB_DISABLE_XET
             _BEFORE["bars off"] = utils.are_progress_bars_disabled()
@@ -303,7 +304,6 @@ def _at_work(client: Client) -> Iterator[None]:
         constants.HF_HUB_DISABLE_XET = _BEFORE["xet off"] or client.endpoint != _PUBLIC
         if not (client.progress and sys.stderr.isatty()) and not _BEFORE["bars off"]:
             utils.disable_progress_bars()
-        _watch_sessions(utils)
     try:
         yield
     finally:
@@ -315,21 +315,43 @@ def _at_work(client: Client) -> Iterator[None]:
                     utils.enable_progress_bars()
 
 
-def _watch_sessions(utils: Any) -> None:
+def _watch_sessions(utils: Any, with_token: bool) -> None:
     """Have ``_guard`` look at the requests of the client's session, and of those that it will make.
 
-    It makes a new one in the middle of a call, after a connection that failed.
+    It makes a new one in the middle of a call, after a connection that failed. ``set_client_factory``, which is
+    public, doesn't serve: it closes the session that others are using, and nothing public tells which factory
+    the program had set, to make sessions with its proxy or certificates.
+
+    Raises:
+        InputError: there is a token, and this version of the client makes its sessions in another way, unseen.
     """
-    http: Any = importlib.import_module("huggingface_hub.utils._http")
-    usual = http._GLOBAL_CLIENT_FACTORY
-    if usual not in _MAKERS:
+    try:
+        http: Any = importlib.import_module("huggingface_hub.utils._http")
+        usual = http._GLOBAL_CLIENT_FACTORY
+    except (ImportError, AttributeError):
+        if with_token:
+            raise _unwatched() from None
+    else:
+        if usual not in _MAKERS:
 
-        def make() -> Any:
-            return _watched(usual())
+            def make() -> Any:
+                return _watched(usual())
 
-        _MAKERS.append(make)
-        http._GLOBAL_CLIENT_FACTORY = make  # set_client_factory would close a session that others are using
+            _MAKERS.append(make)
+            http._GLOBAL_CLIENT_FACTORY = make
     _watched(utils.get_session())
+
+
+def _unwatched() -> InputError:
+    import huggingface_hub
+
+    return InputError(
+        "This version of the Hugging Face hub's client makes its connections unseen: your token could go to another "
+        "host than the hub, so nothing was sent.",
+        where=f"huggingface_hub {huggingface_hub.__version__}",
+        fix="pip install 'huggingface_hub>=1,<3'; or, for what is public, go without a token: "
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+    )
 
 
 def _watched(session: Any) -> Any:
