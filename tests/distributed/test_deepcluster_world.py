@@ -27,6 +27,8 @@ from .world import in_processes, rows_of
 EPOCHS = 3
 STOP = 4  # in the second epoch
 STOPPED = ["deepcluster", "soft"]  # hard codes are kept as clusters are
+# Rows that many centroids start from, one of them twice: clusters without any row, and without one in a process.
+MANY = torch.tensor([0, 0, *range(2, 50, 2)])
 
 
 class Watch(Callback):
@@ -101,13 +103,15 @@ def bodies(world: Collectives, folder: str, rows: torch.Tensor) -> dict[str, Any
     offsets = sinkhorn_offsets(mine, rows[:5], 0.05, 4, world)
     exchanged = getattr(world, "bytes_exchanged", 0)
     centroids, labels = spherical_kmeans(mine, start, 6, world)
+    exchanged_by_kmeans = getattr(world, "bytes_exchanged", 0) - exchanged
+    results["many"] = spherical_kmeans(mine, rows[MANY], 1, world)
     results["sets"] = {
         "start": start,
         "centroids": centroids,
         "labels": labels,
         "offsets": offsets,
         "codes": nearest(mine, rows[:5] / 0.05, offsets),
-        "bytes": getattr(world, "bytes_exchanged", 0) - exchanged,
+        "bytes": exchanged_by_kmeans,
     }
     return results
 
@@ -221,3 +225,16 @@ def test_sets_are_assigned_together(pair, rows):
         torch.testing.assert_close(found["offsets"], offsets)
         assert torch.equal(found["labels"], labels[mine]) and torch.equal(found["codes"], codes[mine])
         assert found["bytes"] == 6 * 5 * (4 + 1) * 8  # sums of K vectors, and K counts: none of the rows
+
+
+def test_empty_clusters_stay_where_they_are_for_all_processes(pair, rows):
+    centroids, labels = spherical_kmeans(rows, rows[MANY], 1)
+    first = nearest(rows, rows[MANY])  # what the move was made of
+    assert 1 not in first.tolist()
+    assert set(first[:30].tolist()) != set(first[30:].tolist())
+    for rank, result in enumerate(pair):
+        found, of_mine = result["many"]
+        assert torch.equal(of_mine, labels[30 * rank : 30 * rank + 30])
+        torch.testing.assert_close(found, centroids)
+        torch.testing.assert_close(found[1], rows[0])
+    assert torch.equal(pair[0]["many"][0], pair[1]["many"][0])

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tiny import StopAfter, assert_same_state, go_on, image_folder, save_image, state, trace
+from zoo.engine.collectives import WorldOfOne
 from zoo.engine.loop import Callback
 from zoo.errors import EXIT_SAVED, InputError
 from zoo.models.factory import create_trunk
-from zoo.pretrain.publish import read_run
+from zoo.pretrain.publish import publish_run, read_run
 from zoo.pretrain.resolve import resolve
 from zoo.pretrain.run import RunResult, start
+from zoo.pretrain.session import Session
 from zoo.weights.formats import read_model
+from zoo.weights.hubs.local import LocalHub
 
 # 24 images and batches of 8: an epoch is 3 steps.
 TINY_MOCO: dict[str, Any] = {
@@ -34,7 +38,7 @@ TINY_MOCO: dict[str, Any] = {
     "device": "cpu",
     "data.workers": 0,
 }
-RECIPES = ["moco_v1_rn50_200ep", "moco_v2_rn50_200ep", "moco_v2_rn50_800ep"]
+RECIPES = ["moco_v1_rn50_200ep", "moco_v1_rn50w4_200ep", "moco_v2_rn50_200ep", "moco_v2_rn50_800ep"]
 
 
 def train(
@@ -64,6 +68,7 @@ def test_the_released_numbers(shared: Path, name: str) -> None:
     numbers, own = facts["moco_hparams"]["both"], facts["moco_hparams"][name.split("_")[1]]
     recipe = resolve(name).recipe
     method = recipe.method
+    assert recipe.trunk.arch == ("resnet50w4" if "w4" in name else "resnet50")
     assert (recipe.optimizer.name, recipe.optimizer.lr) == ("sgd", numbers["lr"])
     assert (recipe.optimizer.weight_decay, recipe.optimizer.momentum) == (numbers["wd"], numbers["momentum"])
     assert recipe.optimizer.exclude_one_dimensional is False
@@ -211,6 +216,16 @@ def test_the_query_encoder_is_published(run):
     assert {"queue", "queue_ptr", "projection_head.0.weight", "projection_head.2.bias"} <= heads.keys()
 
 
+@pytest.mark.parametrize("dictionary", ["queue", "memory_bank"])
+def test_of_the_heads_the_projection_alone_is_published(run, images, tmp_path, dictionary):
+    if dictionary != "queue":
+        run = train(images, tmp_path / "run", epochs=1, method__dictionary=dictionary)
+    assert any(dictionary in key for key in read_run(run.path)[2])
+    published = publish_run(run.path, name="me/moco", hub=LocalHub(tmp_path / "hub"))
+    heads = load_file(published.path / "heads.safetensors")
+    assert {key.split(".")[0] for key in heads} == {"projection_head"}
+
+
 def test_heads_have_the_names_that_the_references_files_are_read_by(run, tmp_path):
     """Written in the reference's layout, a run is read back as what it was."""
     _, trunk, heads = read_run(run.path)
@@ -232,6 +247,18 @@ def test_heads_have_the_names_that_the_references_files_are_read_by(run, tmp_pat
     assert (model.format, model.network.base_planes) == ("moco", 4)
     assert model.heads.keys() == heads.keys()
     assert all(torch.equal(model.heads[key], heads[key]) for key in heads)
+
+
+def test_a_bank_larger_than_the_gpus_memory_is_refused_by_its_bytes(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 24 * 8 * 4  # images, numbers of each, bytes
+    settings = {**TINY_MOCO, "method.dictionary": "memory_bank", "data.sources": [str(images)]}
+    resolved = resolve("moco_v2_rn50_200ep", settings)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, needed - 1))
+    with pytest.raises(InputError, match=f"take {needed} bytes") as caught:
+        Session(resolved, torch.device("cuda", 1), WorldOfOne())
+    assert "cuda:1 has" in caught.value.what
 
 
 def test_changed_settings_are_refused_when_a_run_goes_on(run):

@@ -21,11 +21,13 @@ from zoo.engine.collectives import WorldOfOne
 from zoo.engine.loop import Callback
 from zoo.engine.sync_batchnorm import warn_of_others
 from zoo.errors import EXIT_SAVED, InputError
+from zoo.keyed import keyed_seed
 from zoo.models.factory import create_trunk
 from zoo.pretrain.publish import read_run
 from zoo.pretrain.resolve import parse_assignments, resolve
 from zoo.pretrain.run import RunResult, start
 from zoo.pretrain.session import Session
+from zoo.tensors import seeded
 from zoo.verify import verify
 from zoo.weights.fingerprint import feature_record, record_features
 from zoo.weights.formats.base import Network
@@ -53,6 +55,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "swav_rn50_bs256": {"method.prototypes": 8, "method.queue_length": 0},
     "moco_v2_rn50_200ep": {"method.negatives": 20, "method.shuffle_groups": 2},
     "simclr_rn50_bs256": {},
+    "deepclusterv2_rn50_400ep_2x224": {"method.prototypes": [8, 6]},
+    "selav2_rn50_400ep_2x224": {"method.prototypes": [8, 6]},
+    "supervised_rn50_200ep_2x224": {"method.hidden": None, "method.dim": None},
 }
 VIT = {"dynamic_img_size": True, "patch_size": 4, "img_size": 16}
 # What a function's network has and no file holds: it is there after loading, too.
@@ -120,6 +125,7 @@ def train(
 ) -> RunResult:
     overrides = {**TINY, **METHODS[recipe], "trunk.arch": arch}
     overrides |= {key.replace("__", "."): value for key, value in more.items()}
+    overrides = {key: value for key, value in overrides.items() if value is not None}
     return start(
         recipe, data=str(images), out=out, overrides=overrides, callbacks=callbacks, progress="quiet"
     )
@@ -186,6 +192,18 @@ def test_a_run_is_resumed_bit_for_bit_published_and_loaded(
         assert torch.allclose(classifier(X), classifier.fc(features), atol=1e-6)
     error = refusal(lambda: zoo.load("me/model", features_only=True, progress=False))
     assert "stages" in error.what
+
+
+@pytest.mark.parametrize("arch", ["timm:test_resnet", OWN])
+@pytest.mark.parametrize("recipe", [name for name in METHODS if name[:4] not in ("swav", "moco")])
+def test_every_method_trains_any_trunk(images: Path, recipe: str, arch: str) -> None:
+    run = train(images, "run", arch, recipe, optimizer__lr=1.0, schedule__warmup_epochs=0)
+    assert (run.exit_code, run.step) == (0, 3)
+    with seeded(keyed_seed(0, "init")):
+        fresh = create_trunk(arch, size=16).state_dict()
+    trained = run.method.trunk.state_dict()
+    weights = [key for key, value in trained.items() if value.dim() == 4]
+    assert weights and not any(torch.equal(trained[key], fresh[key]) for key in weights)
 
 
 def test_the_whole_batch_in_parts(images: Path) -> None:

@@ -165,9 +165,12 @@ def test_memory_that_runs_out_says_what_to_change():
         1 / 0  # noqa: B018
 
 
-def test_a_batch_that_cannot_be_shared_is_refused(images, tmp_path):
+@pytest.mark.parametrize("parts", [3, 8])  # no equal parts, and parts of one image
+def test_a_batch_that_cannot_be_shared_is_refused(images, tmp_path, parts):
     from zoo.errors import InputError
 
     with pytest.raises(InputError, match="can't be shared equally by 1 process") as caught:
-        train(images, tmp_path / "run", engine__accumulate=3)
-    assert "multiple of 3" in caught.value.fix
+        train(images, tmp_path / "run", engine__accumulate=parts)
+    assert "two images or more each" in caught.value.what
+    assert f"multiple of {parts}" in caught.value.fix
+    assert not (tmp_path / "run").exists()

@@ -5,17 +5,19 @@ A new recipe is picked up by itself. What it must be, by its sources, belongs in
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from tiny import StopAfter, image_folder, lines
+from tiny import StopAfter, as_options, image_folder, lines
 from zoo.data.views.presets import find_preset
 from zoo.engine.loop import Callback, Loop
+from zoo.errors import EXIT_SAVED
 from zoo.pretrain import run
 from zoo.pretrain.config import Recipe
 from zoo.pretrain.resolve import list_recipes, resolve
@@ -119,6 +121,19 @@ EXPECTED: dict[str, Expected] = {
         f"supervised_rn50w{width}_200ep": Expected(f"resnet50w{width}", TWO, 4096, 200, LABELS, {})
         for width in (2, 4, 5)
     },
+    "deepclusterv2_rn50_800ep": Expected("resnet50", SWAV, 4096, 800, BIG, {}),
+    **{
+        f"{method}_rn50_400ep_{name}": Expected("resnet50", crops, 4096, 400, BIG, {})
+        for method in ("deepclusterv2", "selav2")
+        for name, crops in (("2x224", TWO), ("2x160_4x96", CHEAP))
+    },
+}
+# Epochs and drops of MoCo's recipes; their other numbers are held against the golden facts in test_moco_run.
+MOCO: dict[str, tuple[int, tuple[int, ...]]] = {
+    "moco_v1_rn50_200ep": (200, (120, 160)),
+    "moco_v1_rn50w4_200ep": (200, (120, 160)),
+    "moco_v2_rn50_200ep": (200, ()),
+    "moco_v2_rn50_800ep": (800, ()),
 }
 
 
@@ -145,6 +160,13 @@ AMDIM = {
     "amdim_ndf128_cifar10": ExpectedAMDIM("amdim-32", 32, 128, 1024, 3, 200, 300, (250, 280)),
     "amdim_ndf128_cifar100": ExpectedAMDIM("amdim-32", 32, 128, 1024, 3, 200, 300, (250, 280)),
 }
+BANK = {
+    "prototypes": (3000, 3000, 3000),
+    "hidden": 2048,
+    "dim": 128,
+    "temperature": 0.1,
+    "crops_for_assign": (0, 1),
+}
 # What the SwAV paper and its released scripts have in common (A.1), and A.8.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "swav": {
@@ -163,6 +185,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "simclr": {"hidden": 2048, "dim": 128, "temperature": 0.1},
     "supervised": {},
+    "deepcluster_v2": {**BANK, "kmeans_iterations": 10},
+    "sela_v2": {**BANK, "codes": "hard", "epsilon": 0.05, "sinkhorn_iterations": 10},
 }
 
 
@@ -207,26 +231,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_two_steps(name: str, folder: Path, tmp_path: Path) -> None:
+def test_two_steps(
+    name: str,
+    folder: Path,
+    tmp_path: Path,
+    zoo: Callable[..., tuple[int | str, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recipe = resolve(name).recipe
-    watch = Watch()
-    done = run.start(
-        name,
-        data=str(folder),
-        out=tmp_path / "run",
-        overrides=reduced(recipe),
-        callbacks=(watch, StopAfter(2)),
-        progress="quiet",
-    )
-    first, second = lines(done.path)
+    watch, out = Watch(), tmp_path / "run"
+    # The command as it is, but for somebody who looks on.
+    monkeypatch.setattr(run, "start", functools.partial(run.start, callbacks=(watch, StopAfter(2))))
+    words = ("--data", folder, "--out", out, "--quiet", *as_options(reduced(recipe)))
+    code, _, err = zoo("pretrain", name, *words)
+    assert code == (EXIT_SAVED if watch.loop.total_steps > 2 else 0), err
+    first, second = lines(out)
     assert math.isfinite(first["loss"])
     assert math.isfinite(second["loss"])
     assert [line["lr"] for line in (first, second)] == [watch.loop.lr_at(step) for step in (0, 1)]
     if name in EXPECTED:
         check_rates(EXPECTED[name].rates, watch.loop, recipe.epochs)
         check_groups(EXPECTED[name].rates, watch.loop)
+    if name in MOCO:
+        check_rates_by_epoch(*MOCO[name], watch.loop)
+        check_groups(Rates("sgd", 0.03, 0.0, 0.0, 0, 1e-4, True), watch.loop)
     if name in AMDIM:
         check_adam(AMDIM[name], watch.loop)
+
+
+def check_rates_by_epoch(epochs: int, drops: tuple[int, ...], loop: Loop) -> None:
+    """MoCo's rates (``main_moco.py``): 0.03, a tenth at each drop, or a cosine; they move between epochs."""
+    assert loop.total_steps == epochs * loop.steps_per_epoch
+    for epoch in (0, 119, 120, 159, 160, epochs // 2, epochs - 1):
+        cosine = (1 + math.cos(math.pi * epoch / epochs)) / 2
+        rate = 0.03 * (0.1 ** sum(epoch >= drop for drop in drops) if drops else cosine)
+        for step in (0, loop.steps_per_epoch - 1):
+            assert loop.lr_at(epoch * loop.steps_per_epoch + step) == pytest.approx(rate, rel=1e-9), epoch
 
 
 def check_adam(want: ExpectedAMDIM, loop: Loop) -> None:
@@ -356,9 +396,9 @@ def test_an_amdim_recipe_is_what_its_sources_say(name: str) -> None:
     assert recipe.data.sources == own.get(name.rpartition("_")[2], ())
 
 
-def test_every_amdim_recipe_is_checked() -> None:
-    published = {name for name in list_recipes() if name.startswith("amdim") and not name.endswith("px")}
-    assert set(AMDIM) == published
+def test_every_published_recipe_is_checked() -> None:
+    own = {name for name in list_recipes() if name.endswith("px")} | {"swav_tiny"}
+    assert {*EXPECTED, *MOCO, *AMDIM} == set(list_recipes()) - own
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -367,6 +407,7 @@ def test_a_recipes_header_says_where_its_numbers_come_from(name: str) -> None:
     header = text[: text.index("\nsummary:")]
     assert all(line.startswith("#") for line in header.splitlines())
     assert "Sources" in header
+    assert "Published" in header
     assert "Measured here: " in header or "Evidence" in header
     assert "ardware" in header
     assert resolve(name).recipe.summary

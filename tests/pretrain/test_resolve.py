@@ -163,7 +163,7 @@ def test_an_unknown_key_in_a_file_is_traced_to_it(tmp_path):
         ({"epochs": 0}, ["epochs", "0"]),
         ({"optimizer.lr": -1}, ["optimizer.lr", "-1"]),
         ({"optimizer.name": "adamax"}, ["optimizer.name", "'adamax'"]),
-        ({"batch_size": 1}, ["batch_size"]),
+        ({"batch_size": 1}, ["batch_size", "two images or more, not 1"]),
         ({"method.crops_for_assign": [0, 0]}, ["method.crops_for_assign"]),
         ({"views.max_scale": [0.2, 0.3]}, ["views", "32 pixels"]),
         ({"views.jitter": [0.1, 0.1, 0.1, 0.9]}, ["views", "hue"]),

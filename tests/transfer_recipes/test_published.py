@@ -10,7 +10,7 @@ from transfer import RECIPES
 from transfer.published import PAPER, find_table
 from transfer.published.model import Column, Panel, Row
 from zoo.errors import InputError
-from zoo.pretrain.resolve import list_recipes
+from zoo.pretrain.resolve import list_recipes, resolve
 from zoo.weights.catalog import CATALOG
 
 PANELS = {
@@ -163,6 +163,25 @@ def test_every_model_exists_and_is_what_its_row_says():
             if column.measure is not None and column.title == "top-1"
         ]
         assert set(places) == set(linear), name
+
+
+# Rows of methods that are ours, by other means than ours: an EfficientNet, and images chosen by their hashtags.
+OTHERS = {("table 5", "Supervised"), ("figure 4 (left)", "MoCo")}
+
+
+def test_every_row_of_our_methods_has_a_recipe_that_says_its_number():
+    recipes = list_recipes()
+    for place in ("table 3", "table 5", *(place for place in PANELS if place.startswith("figure"))):
+        panel = PANELS[place]
+        for row in panel.rows:
+            if row.ours in ("", "random") or (place, row.method) in OTHERS:
+                continue
+            (name,) = [model for model in row.models if model in recipes]
+            recipe = resolve(name).recipe
+            assert recipe.method.name == row.ours
+            measured = zip(panel.columns, row.values, strict=True)
+            numbers = [value for column, value in measured if column.measure and value is not None]
+            assert [number for number in numbers if f"{number} %" not in recipe.summary] == [], name
 
 
 def test_every_measure_is_one_of_the_recipes():

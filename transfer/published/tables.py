@@ -121,7 +121,7 @@ _LARGE = Panel(
             sizes=(146, 128),
         ),
         row("CMC", (_W2, "188"), (68.4,)),
-        row("MoCo", (_W4, "375"), (68.6,)),
+        row("MoCo", (_W4, "375"), (68.6,), "moco_v1_rn50w4_200ep"),
         row("CPC v2", ("R161", "305"), (71.5,)),
         row("SimCLR", (_W4, "375"), (76.8,), "simclr_rn50w4_1000ep"),
         row("SwAV", (_W2, "188"), (77.3,), "swav_resnet50w2.400ep", "swav_rn50w2_400ep"),

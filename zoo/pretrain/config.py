@@ -297,7 +297,7 @@ class Recipe(Strict):
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: PositiveInt
     samples: PositiveInt | None = None
-    batch_size: int = Field(ge=2)
+    batch_size: int
     seed: int = Field(default=0, ge=0, lt=2**63)
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
@@ -316,6 +316,13 @@ class Recipe(Strict):
             return int(number) if isinstance(value, str | float) and number.is_integer() else value
         except (TypeError, ValueError):
             return value
+
+    @field_validator("batch_size")
+    @classmethod
+    def _several_images(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("BatchNorm and the losses need a batch of two images or more")
+        return value
 
     @field_validator("method", mode="before")
     @classmethod

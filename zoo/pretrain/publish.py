@@ -148,8 +148,9 @@ def publish_run(
     path = newest_run() if run is None else Path(run)
     what, trunk, heads = read_run(path)
     heads, classifier = split_classifier(heads)
-    # A momentum encoder and a queue are of use in training alone, and large.
-    heads = {k: v for k, v in heads.items() if not k.startswith(("momentum_encoder.", "queue"))}
+    # A momentum encoder and a dictionary are of use in training alone, and large; a bank tells of each image.
+    left_out = ("momentum_encoder.", "queue", "memory_bank")
+    heads = {k: v for k, v in heads.items() if not k.startswith(left_out)}
     features = record_features(what.network, trunk, what.preprocessing, path)
     what = dataclasses.replace(what, licence=licence, results=results or [], features=features)
     target = name or f"me/{what.recipe['name']}"

@@ -63,6 +63,13 @@ def _precision(wanted: str, before: str | None, device: torch.device, world: Col
     return shared_precision(wanted, device, world)
 
 
+def _memory_of(device: torch.device) -> dict[str, Any]:
+    """What a method's dictionaries must fit into, as ``RunShape`` calls it; nothing for a processor's."""
+    if device.type != "cuda":
+        return {}
+    return {"memory": torch.cuda.mem_get_info(device)[1], "place": str(device)}
+
+
 class _Step(nn.Module):
     """The method's step as a forward pass, which is what DDP wraps."""
 
@@ -118,6 +125,7 @@ class Session:
             world.world_size,
             classes=tuple(self.images.source.classes),
             data=self.images.source.name,
+            **_memory_of(device),
         )
         shards, workers = shards_of(self.images.source), self.images.workers(device)
         tell(inconsistencies(resolved, self.shape, shards, workers, begun=precision is not None))
