@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
 from lightly_parts import METHODS, LightlyRun
 from runner import RESULTS, load_average, machine, write_result
 from torch import nn
@@ -178,7 +178,7 @@ def _train_peer(name: str, seed: int, judge: Judge, folder: Path, ends_at: float
     return {
         "curve": [point for point in points if point["top1"] is not None],
         "precision": "float32",
-        "threads": os.cpu_count(),
+        "threads": torch.get_num_threads(),  # and a data process
     }
 
 
