@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class Monitor:
         if figures:
             self._look(figures)
         for name, holds in self._holding(step).items():
-            if self._looks[name] and not holds:
-                return []  # it may explain all that follows: wait for what it becomes
+            if self._looks[name] == _LOOKS - 1 and not holds:
+                return []  # it may explain all that follows: the next look will tell
             if holds:
                 if name in self._told:
                     return []
@@ -146,8 +146,7 @@ class Monitor:
         chance, steps = self._chance, _FLAT_EARLY if step < self._quiet_until else _FLAT
         if chance and len(self._losses) >= steps:
             newest = list(self._losses)[-steps:]
-            before, after = fmean(newest[: steps // 2]), fmean(newest[steps // 2 :])
-            found["diverging"] = min(newest) > _WORSE * chance and after >= before
+            found["diverging"] = min(newest) > _WORSE * chance and not _falls(newest)
             found["stuck-at-chance"] = all(abs(loss - chance) <= _NEAR * chance for loss in newest)
         return found
 
@@ -159,6 +158,13 @@ class Monitor:
         newest = self._newest
         known = [f"{label} {newest[key]:.3g}" for key, label in _LABELS.items() if key in newest]
         return "; ".join([said, *known])
+
+
+def _falls(losses: Sequence[float]) -> bool:
+    """Whether the second half is lower than the first by more than noise: two standard errors."""
+    halves = losses[: len(losses) // 2], losses[len(losses) // 2 :]
+    noise = math.hypot(*(stdev(half) / math.sqrt(len(half)) for half in halves))
+    return fmean(halves[0]) - fmean(halves[1]) > 2 * noise
 
 
 _LABELS = {
