@@ -62,6 +62,11 @@ def test_a_loss_beyond_chance_that_does_not_fall_diverges():
     assert told(Monitor(), worse)[0] == [("diverging", 29)]
     assert told(Monitor(quiet_until=10**6), worse)[0] == [("diverging", 299)]
     assert told(Monitor(), worse[::-1][:350])[0] == []  # it falls
+    wild = [LN8 * 4 + rng.gauss(0, 2) for _ in range(30)]
+    assert told(Monitor(), sorted(wild)[::-1])[0] == []
+    low_then_lower = sorted(wild)[1::2] + sorted(wild)[::2]  # by chance, of as wide a spread
+    assert told(Monitor(), low_then_lower)[0] == [("diverging", 29)]
+    assert told(Monitor(), [3.0] * 15 + [float("inf")] * 15)[0] == [("diverging", 29)]
 
 
 def test_healthy_losses_are_quiet():

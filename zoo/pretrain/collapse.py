@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -162,9 +162,11 @@ class Monitor:
 
 def _falls(losses: Sequence[float]) -> bool:
     """Whether the second half is lower than the first by more than noise: two standard errors."""
-    halves = losses[: len(losses) // 2], losses[len(losses) // 2 :]
-    noise = math.hypot(*(stdev(half) / math.sqrt(len(half)) for half in halves))
-    return fmean(halves[0]) - fmean(halves[1]) > 2 * noise
+    half = len(losses) // 2
+    before, after = fmean(losses[:half]), fmean(losses[half:])
+    squares = sum((loss - before) ** 2 for loss in losses[:half])
+    squares += sum((loss - after) ** 2 for loss in losses[half:])
+    return before - after > 2 * math.sqrt(squares / (half * (half - 1)))
 
 
 _LABELS = {
