@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from zoo.files import disk_errors, fresh_path, read_json, write_json
 
 __all__ = [
     "SCHEMA",
+    "alone_in",
     "list_results",
     "new_result_path",
     "refuse_another_task",
@@ -107,3 +110,19 @@ def _is_fair(result: dict[str, Any]) -> bool:
 def _public_name(reference: str) -> str:
     kind, colon, name = reference.partition(":")
     return f"{kind}:{Path(name).name}" if colon and kind in ("path", "run") else reference
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Two trainings in one folder would each cut off what the other writes.
+
+    Raises:
+        RunError: another process is at work there.
+    """
+    from zoo.pretrain.rundir import RunLock  # results are listed without it
+
+    with RunLock(folder):
+        try:
+            yield
+        finally:
+            (folder / RunLock.NAME).unlink(missing_ok=True)  # nothing of it stays in a result

@@ -39,7 +39,7 @@ from .datasets import Labelled, ViewOfImages, open_labelled
 from .intervals import intervals
 from .labels import split_sha256
 from .multilabel import open_multilabel, refuse_multilabel
-from .results import new_result_path, refuse_another_task, short_name, write_result
+from .results import alone_in, new_result_path, refuse_another_task, short_name, write_result
 from .trained import trained_as
 
 __all__ = ["Context", "judge", "open_context", "open_model", "settings_of", "sized", "transfer"]
@@ -257,6 +257,9 @@ def _detect(
         folder = stack.enter_context(_result_folder("detect", dataset, out)) if first else None
         if place is not None:
             folder = Path(place[1].gather_values(None if folder is None else str(folder))[0])
+        if first:
+            assert folder is not None
+            stack.enter_context(alone_in(folder))
         found = run(Work(model, dataset, data, str(folder), device, workers, progress), config, place)
         what, evidence = found.pop("model"), found.pop("data")
         assert folder is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from zoo.engine.loop import Loop
 from zoo.engine.precision import Precision
 from zoo.errors import InputError, RunError, Stopped
 from zoo.models.factory import create_trunk
+from zoo.pretrain.rundir import RunLock
 from zoo.tensors import read_safetensors
 
 STEPS = {"steps": 4, "min_size": 64, "max_size": 96, "limit": 2, "precise_batches": 2, "save_every": 2}
@@ -81,6 +83,14 @@ def test_from_end_to_end(small, judged, tmp_path):
     assert (tmp_path / "a" / "run-0" / "metrics.jsonl").stat().st_mtime_ns == stamp
     with pytest.raises(InputError, match="Another training was begun"):
         judged("a", lr=0.5)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["result.json", "run-0"]
+
+
+def test_two_processes_never_train_in_one_folder(judged, tmp_path):
+    (tmp_path / "a").mkdir()
+    with RunLock(tmp_path / "a"), pytest.raises(RunError, match=f"pid {os.getpid()}"):
+        judged("a")
+    assert not (tmp_path / "a" / "run-0").exists()
 
 
 def test_a_stopped_training_goes_on_bit_for_bit(judged, tmp_path, monkeypatch):

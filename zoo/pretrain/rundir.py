@@ -209,8 +209,10 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 class RunLock:
     """Keeps two processes from training one run; the system lets go when a process dies."""
 
+    NAME = "run.lock"
+
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "run.lock"
+        self._path = folder / self.NAME
         self._handle: int | None = None
 
     def __enter__(self) -> RunLock:
@@ -246,7 +248,7 @@ class RunLock:
         import fcntl
 
         try:
-            handle = os.open(folder / "run.lock", os.O_RDWR)
+            handle = os.open(folder / RunLock.NAME, os.O_RDWR)
         except OSError:
             return False
         try:
