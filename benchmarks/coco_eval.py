@@ -70,7 +70,7 @@ def alone(library: str, images: int, detections: int) -> dict[str, Any]:
             from faster_coco_eval import COCO
             from faster_coco_eval import COCOeval_faster as COCOeval
         numbers = tuple(range(1, len(truth.classes) + 1))
-        content, said = dataset_of(truth, numbers), list(coco_results(truth, found))
+        content, said = dataset_of(truth), list(coco_results(truth, found))
         began = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             annotations = COCO()

@@ -4,9 +4,9 @@
 
 Mask R-CNN around a narrow ResNet-18 looks at images of 96 x 128, finds 100 objects in each, and its boxes and masks
 are judged by COCO's rules and written to a file, as after a training. Each number of images has a process of its
-own, whose peak is counted from after the first image. An image more costs what is kept of it: 100 boxes with score and
-label (4.8 kB), as many masks as run lengths (these are of noise, and long), and what the evaluation makes of both. As
-bitmaps the masks of one image of 480 x 640 would be 31,000 kB.
+own, whose peak is counted from after the first image. Of an image more there is kept how its 100 boxes and 100 masks
+matched (37 bytes each), not the masks, whose run lengths (of noise here) are 300 kB; as bitmaps the masks of one
+image of 480 x 640 would be 31,000 kB.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def alone(count: int) -> dict[str, Any]:
     from PIL import Image
 
     from transfer.detect.annotations import BoxSet, Objects, Picture
-    from transfer.detect.coco_scores import write_results
-    from transfer.detect.judge import detect_all, judged
+    from transfer.detect.coco_scores import result_file
+    from transfer.detect.judge import detect_all, judge_for
     from transfer.detect.protocols import choose_protocol
     from transfer.detect.run import detector_for
     from transfer.detect.training import Normalisation, Plan
@@ -62,16 +62,22 @@ def alone(count: int) -> dict[str, Any]:
         images = BoxSet("coco", "made", ("a", "b", "c"), pictures, (1, 2, 3), ap="coco")
         plan = Plan(protocol, 1, Path(place), Normalisation((127.0,) * 3, (60.0,) * 3))
         how, world = Precision("float32", torch.device("cpu")), WorldOfOne()
-        judged(
-            images.chosen([0]), detect_all(detector, images.chosen([0]), plan, how, world), "coco", True, True
-        )
+
+        def score(some: BoxSet) -> int:
+            judge, detections = judge_for(some, "coco", rounding=True, masks=True), 0
+            with result_file(Path(place) / "detections.json") as keep:
+                for part, found in detect_all(detector, some, plan, how, world):
+                    judge.add(part, found)
+                    keep(part, found)
+                    detections += sum(len(one.scores) for one in found)
+            judge.result()
+            return detections
+
+        score(images.chosen([0]))
         Path("/proc/self/clear_refs").write_text("5", "ascii")
         before = resident("VmRSS")
-        found = detect_all(detector, images, plan, how, world)
-        judged(images, found, "coco", True, True)
-        write_results(Path(place) / "detections.json", images, found)
+        detections = score(images)
         grown = resident("VmHWM") - before
-    detections = sum(len(one.scores) for one in found)
     return {"images": count, "detections": detections, "grown_bytes": grown}
 
 

@@ -11,7 +11,14 @@ import pytest
 
 from golden.detection_cases import load_detection
 from transfer.detect.annotations import BoxSet, Objects, Picture
-from transfer.detect.coco_scores import NAMES, coco_results, coco_scores, encode_masks, twelve_numbers
+from transfer.detect.coco_scores import (
+    NAMES,
+    CocoJudge,
+    coco_results,
+    coco_scores,
+    encode_masks,
+    twelve_numbers,
+)
 from transfer.detect.rle import bitmap_of, polygons_to_bitmap
 from transfer.detect.scores import Detections, average_precision, voc_scores
 
@@ -228,6 +235,10 @@ def test_coco_numbers_are_the_references_and_pycocotools(shared, kind, capsys):
     images, found, truth = coco_case(shared)
     got = coco_scores(images, found, kind)
     assert capsys.readouterr().out == ""  # the library would print a table
+    judge = CocoJudge(images, kind)  # image by image, the last one first
+    for row in reversed(range(len(images))):
+        judge.add(images.chosen([row]), [found[row]])
+    assert judge.scores() == got
     for name in NAMES:
         assert math.isclose(got[name], case.args["expected"][kind][name], abs_tol=1e-9), name
     for number, want in case.args["AP_per_category"][kind].items():

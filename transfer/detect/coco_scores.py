@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from .scores import Detections
 
 __all__ = [
     "NAMES",
+    "CocoJudge",
     "coco_results",
     "coco_scores",
     "dataset_of",
     "encode_masks",
     "need_hotcoco",
     "read_results",
+    "result_file",
     "twelve_numbers",
-    "write_results",
 ]
 
 NAMES = (
@@ -44,6 +46,7 @@ NAMES = (
 )
 _SMALL, _MEDIUM, _LARGE = 1, 2, 3
 _ALL, _MOST = 0, 2
+_TOGETHER = 64  # images that the library is told of at once
 
 
 def need_hotcoco() -> Any:
@@ -61,27 +64,27 @@ def need_hotcoco() -> Any:
     return hotcoco
 
 
-def coco_scores(truth: BoxSet, found: Sequence[Detections], kind: str = "bbox") -> dict[str, Any]:
-    """Judge detections by COCO's rules.
+class CocoJudge:
+    """Judges detections by COCO's rules, some images at a time: of a detection how it matched is kept (37 bytes).
 
     Args:
-        truth: the images with their objects.
-        found: the detections of each image.
+        images: the whole set, whose classes and category ids these are.
         kind: ``bbox`` or ``segm``.
-
-    Returns:
-        The twelve ``NAMES`` in 0..1 (-1 where there is no object of that size); ``per_class``: AP of each class,
-        None where there is no object of it; ``curves``: its precision at IoU 0.5 at recalls of 0, 0.01, ... 1.
     """
-    library = need_hotcoco()
-    numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
-    annotations = library.COCO(dataset_of(truth, numbers, kind))
-    rows = _rows(truth, found, numbers)
-    if kind == "segm":
-        masks = [mask for one in found for mask in (one.masks or [])]
-        # Without boxes: with one a detection would be small, medium or large by it and not by its mask.
-        results = annotations.load_res(
-            [
+
+    def __init__(self, images: BoxSet, kind: str = "bbox") -> None:
+        self.kind, self.classes, self.numbers = kind, images.classes, _numbers(images)
+        self._evaluator = need_hotcoco().StreamingEval(dataset_of(images.chosen([]))["categories"], kind)
+
+    def add(self, truth: BoxSet, found: Sequence[Detections]) -> None:
+        """Judge the detections of some images, each image once."""
+        content = dataset_of(truth, self.kind)
+        rows = _rows(truth, found, self.numbers)
+        said: Any = rows
+        if self.kind == "segm":
+            masks = [mask for one in found for mask in (one.masks or [])]
+            # Without boxes: with one a detection would be small, medium or large by it and not by its mask.
+            said = [
                 {
                     "image_id": int(row[0]),
                     "category_id": int(row[6]),
@@ -90,15 +93,34 @@ def coco_scores(truth: BoxSet, found: Sequence[Detections], kind: str = "bbox") 
                 }
                 for row, mask in zip(rows, masks, strict=True)
             ]
-        )
-    else:
-        results = annotations.load_res(rows if len(rows) else [])
-    return twelve_numbers(library.COCOeval(annotations, results, kind), truth.classes, numbers)
+        self._evaluator.update(content["images"], content["annotations"], said)
+
+    def scores(self) -> dict[str, Any]:
+        """What was found out.
+
+        Returns:
+            The twelve ``NAMES`` in 0..1 (-1 where there is no object of that size); ``per_class``: AP of each class,
+            None where there is no object of it; ``curves``: its precision at IoU 0.5 at recalls of 0, 0.01, ... 1.
+        """
+        return _twelve(self._evaluator.finalize(), self.classes, self.numbers)
+
+
+def coco_scores(truth: BoxSet, found: Sequence[Detections], kind: str = "bbox") -> dict[str, Any]:
+    """Judge the detections of all images of a set; see ``CocoJudge``."""
+    judge = CocoJudge(truth, kind)
+    for first in range(0, len(truth), _TOGETHER):
+        rows = range(first, min(first + _TOGETHER, len(truth)))
+        judge.add(truth.chosen(rows), found[first : rows.stop])
+    return judge.scores()
 
 
 def twelve_numbers(evaluation: Any, classes: Sequence[str], numbers: Sequence[int]) -> dict[str, Any]:
     """Run an evaluation (hotcoco's, or any other of the same shape) and reduce it."""
     evaluation.evaluate()
+    return _twelve(evaluation, classes, numbers)
+
+
+def _twelve(evaluation: Any, classes: Sequence[str], numbers: Sequence[int]) -> dict[str, Any]:
     evaluation.accumulate()
     precision = np.asarray(
         evaluation.eval["precision"]
@@ -131,8 +153,13 @@ def _mean(values: np.ndarray) -> float:
     return float(np.mean(known)) if known.size else -1.0
 
 
-def dataset_of(truth: BoxSet, numbers: Sequence[int], kind: str = "bbox") -> dict[str, Any]:
+def _numbers(images: BoxSet) -> tuple[int, ...]:
+    return images.numbers or tuple(range(1, len(images.classes) + 1))
+
+
+def dataset_of(truth: BoxSet, kind: str = "bbox") -> dict[str, Any]:
     """The set as a COCO annotation file has it, with masks for ``segm``."""
+    numbers = _numbers(truth)
     annotations: list[dict[str, Any]] = []
     for picture in truth.pictures:
         objects = picture.objects
@@ -178,7 +205,7 @@ def _rows(truth: BoxSet, found: Sequence[Detections], numbers: Sequence[int]) ->
 
 def coco_results(truth: BoxSet, found: Sequence[Detections]) -> Iterator[dict[str, Any]]:
     """Detections as a COCO result file has them, under the annotations' own ids, one after the other."""
-    numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
+    numbers = _numbers(truth)
     for picture, one in zip(truth.pictures, found, strict=True):
         rows = _rows(replace(truth, pictures=[picture]), [one], numbers)
         for row, mask in zip(rows.tolist(), one.masks or [None] * len(rows), strict=True):
@@ -188,22 +215,31 @@ def coco_results(truth: BoxSet, found: Sequence[Detections]) -> Iterator[dict[st
             yield result
 
 
-def write_results(path: Path, truth: BoxSet, found: Sequence[Detections]) -> None:
-    """Write a COCO result file, one detection a line: no more of it is in memory at once.
+@contextlib.contextmanager
+def result_file(path: Path) -> Iterator[Callable[[BoxSet, Sequence[Detections]], None]]:
+    """A COCO result file to which the detections of some images are added by what this yields, one a line.
+
+    It appears when it is left, whole or not at all.
 
     Raises:
         RunError: the disk failed.
     """
-    with (
-        disk_errors("Writing the detections", path),
-        whole_file(path) as temporary,
-        open(temporary, "w", encoding="utf-8") as file,
-    ):
-        before = "["
-        for result in coco_results(truth, found):
-            file.write(f"{before}\n" + json.dumps(result, separators=(",", ":")))
-            before = ","
-        file.write("[]\n" if before == "[" else "\n]\n")
+    doing, before = "Writing the detections", "["
+    with contextlib.ExitStack() as stack:
+        with disk_errors(doing, path):
+            file = stack.enter_context(open(stack.enter_context(whole_file(path)), "w", encoding="utf-8"))
+
+        def add(truth: BoxSet, found: Sequence[Detections]) -> None:
+            nonlocal before
+            with disk_errors(doing, path):
+                for result in coco_results(truth, found):
+                    file.write(f"{before}\n" + json.dumps(result, separators=(",", ":")))
+                    before = ","
+
+        yield add
+        with disk_errors(doing, path):
+            file.write("[]\n" if before == "[" else "\n]\n")
+            stack.close()
 
 
 def read_results(path: Path, truth: BoxSet) -> list[Detections]:
@@ -212,7 +248,7 @@ def read_results(path: Path, truth: BoxSet) -> list[Detections]:
     Raises:
         InputError: it can't be read, or is of other images or classes.
     """
-    numbers = truth.numbers or tuple(range(1, len(truth.classes) + 1))
+    numbers = _numbers(truth)
     label_of = {number: label for label, number in enumerate(numbers)}
     of_image: dict[int, list[dict[str, Any]]] = {picture.number: [] for picture in truth.pictures}
     try:

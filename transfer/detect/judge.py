@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,25 @@ from zoo.probe.folded import folded
 
 from .annotations import BoxSet
 from .batches import view_for_test
-from .coco_scores import NAMES, coco_scores, encode_masks
+from .coco_scores import NAMES, CocoJudge, encode_masks
 from .models.images import Found
 from .models.kinds import AnyDetector
-from .scores import Detections, VocScores, voc_scores
+from .scores import Detections, VocJudge, VocScores
 from .training import Normalisation, Plan, make_images
 
-__all__ = ["detect_all", "detect_one", "for_detection", "judged", "shared_out"]
+__all__ = ["AnyJudge", "Part", "detect_all", "detect_one", "for_detection", "judge_for", "shared_out"]
+
+_TOGETHER = 16
+
+
+Part = tuple[BoxSet, list[Detections]]
+"""Some images of a set with what was detected on them."""
 
 
 def detect_all(
     detector: AnyDetector, images: BoxSet, plan: Plan, precision: Precision, world: Collectives
-) -> list[Detections]:
-    """The detections on every image; the processes share the work, and each gets all of them."""
+) -> Iterator[Part]:
+    """The detections on every image, some images at a time; see ``shared_out``."""
     network = for_detection(detector, precision)
 
     def detect(row: int) -> Detections:
@@ -35,16 +41,23 @@ def detect_all(
         view, size = view_for_test(images, row, *sides, detector.view_size)
         return detect_one(network, view, size, plan.colours, precision)
 
-    return shared_out(len(images), detect, world)
+    return shared_out(images, detect, world)
 
 
-def shared_out(count: int, detect: Callable[[int], Detections], world: Collectives) -> list[Detections]:
-    """``detect`` of each of ``count`` images: the processes share the work, and each gets all of them."""
-    mine = [detect(row) for row in range(world.rank, count, world.world_size)]
-    if world.world_size == 1:
-        return mine
-    everyone = world.gather_values([_plain(one) for one in mine])
-    return [_from_plain(everyone[row % world.world_size][row // world.world_size]) for row in range(count)]
+def shared_out(images: BoxSet, detect: Callable[[int], Detections], world: Collectives) -> Iterator[Part]:
+    """``detect`` of the row of each image, in their order: the processes share the work, and each gets all of it.
+
+    No more than ``_TOGETHER`` images of each process are in memory at once: with masks they are large.
+    """
+    together = _TOGETHER * world.world_size
+    for first in range(0, len(images), together):
+        rows = range(first, min(first + together, len(images)))
+        mine = [detect(row) for row in rows[world.rank :: world.world_size]]
+        if world.world_size > 1:
+            everyone = world.gather_values([_plain(one) for one in mine])
+            turns = (divmod(place, world.world_size) for place in range(len(rows)))
+            mine = [_from_plain(everyone[rank][turn]) for turn, rank in turns]
+        yield images.chosen(rows), mine
 
 
 def for_detection(detector: AnyDetector, precision: Precision) -> Any:
@@ -74,45 +87,85 @@ def detect_one(
     return Detections(boxes, scores, found.labels.cpu().numpy(), masks)
 
 
-def judged(
-    images: BoxSet, found: list[Detections], ap: str, rounding: bool, masks: bool = False
-) -> dict[str, Any]:
-    """``metrics`` (0..1), ``ap`` (how they are computed), ``per_class``, and other ways to compute them.
+def judge_for(images: BoxSet, ap: str, rounding: bool, masks: bool = False) -> AnyJudge:
+    """The judge of a set: by COCO's rules for COCO's, by VOC's for others.
 
-    ``curves`` are the precisions of each class at recalls of 0, 0.01, ... 1, at an IoU of 0.5; None for a class
-    without objects.
+    Args:
+        images: all of them.
+        ap: VOC's, ``11-point`` or ``area``.
+        rounding: VOC's, whether numbers are judged as detectron2 prints them.
+        masks: judge COCO's masks, too, if there are any.
     """
-    if images.kind == "coco":
-        return _by_coco(images, found, masks)
-    scores = voc_scores([p.objects for p in images.pictures], found, len(images.classes), rounding)
-    absent = [name for name, count in zip(images.classes, scores.objects, strict=True) if not count]
-    return {
-        "metrics": scores.summary(ap),
-        "ap": f"{ap}, " + ("rounded as detectron2 prints" if rounding else "not rounded"),
-        "other": {kind: scores.summary(kind) for kind in ("11-point", "area")},
-        "per_class": _table(scores, images.classes, ap),
-        "curves": {
-            name: [round(value, 4) for value in curve.tolist()] if count else None
-            for name, curve, count in zip(images.classes, scores.curves, scores.objects, strict=True)
-        },
-        "classes_without_test_objects": absent,
-    }
+    return (
+        _ByCoco(images, masks and images.has_masks) if images.kind == "coco" else _ByVoc(images, ap, rounding)
+    )
 
 
-def _by_coco(images: BoxSet, found: list[Detections], with_masks: bool) -> dict[str, Any]:
-    boxes = coco_scores(images, found, "bbox")
-    metrics = {name: boxes[name] for name in NAMES}
-    per_class = [{"class": name, "AP": value} for name, value in boxes["per_class"].items()]
-    if with_masks and images.has_masks:
-        masks = coco_scores(images, found, "segm")
-        metrics |= {f"mask_{name}": masks[name] for name in NAMES}
-        for row in per_class:
-            row["mask_AP"] = masks["per_class"][row["class"]]
-    curves = {
-        name: None if curve is None else [round(value, 4) for value in curve]
-        for name, curve in boxes["curves"].items()
-    }
-    return {"metrics": metrics, "ap": "coco", "per_class": per_class, "curves": curves}
+class _ByVoc:
+    """VOC's rules."""
+
+    def __init__(self, images: BoxSet, ap: str, rounding: bool) -> None:
+        self.classes, self.ap, self.rounding = images.classes, ap, rounding
+        self._judge = VocJudge(len(images.classes), rounding)
+
+    def add(self, images: BoxSet, found: Sequence[Detections]) -> None:
+        """Judge the detections of some images, each image once and in the set's order."""
+        for picture, one in zip(images.pictures, found, strict=True):
+            self._judge.add(picture.objects, one)
+
+    def result(self) -> dict[str, Any]:
+        """``metrics`` (0..1), ``ap`` (how they are computed), ``per_class``, and other ways to compute them.
+
+        ``curves`` are the precisions of each class at recalls of 0, 0.01, ... 1, at an IoU of 0.5; None for a class
+        without objects.
+        """
+        scores = self._judge.scores()
+        known = [(name, count > 0) for name, count in zip(self.classes, scores.objects.tolist(), strict=True)]
+        return {
+            "metrics": scores.summary(self.ap),
+            "ap": f"{self.ap}, " + ("rounded as detectron2 prints" if self.rounding else "not rounded"),
+            "other": {kind: scores.summary(kind) for kind in ("11-point", "area")},
+            "per_class": _table(scores, self.classes, self.ap),
+            "curves": {
+                name: _rounded(curve.tolist()) if there else None
+                for (name, there), curve in zip(known, scores.curves, strict=True)
+            },
+            "classes_without_test_objects": [name for name, there in known if not there],
+        }
+
+
+class _ByCoco:
+    """COCO's rules, for boxes and perhaps masks."""
+
+    def __init__(self, images: BoxSet, masks: bool) -> None:
+        self._boxes = CocoJudge(images, "bbox")
+        self._masks = CocoJudge(images, "segm") if masks else None
+
+    def add(self, images: BoxSet, found: Sequence[Detections]) -> None:
+        """Judge the detections of some images, each image once."""
+        self._boxes.add(images, found)
+        if self._masks:
+            self._masks.add(images, found)
+
+    def result(self) -> dict[str, Any]:
+        """As of VOC: ``metrics``, ``ap``, ``per_class``, ``curves``."""
+        boxes = self._boxes.scores()
+        metrics = {name: boxes[name] for name in NAMES}
+        per_class = [{"class": name, "AP": value} for name, value in boxes["per_class"].items()]
+        if self._masks:
+            masks = self._masks.scores()
+            metrics |= {f"mask_{name}": masks[name] for name in NAMES}
+            for row in per_class:
+                row["mask_AP"] = masks["per_class"][row["class"]]
+        curves = {name: None if curve is None else _rounded(curve) for name, curve in boxes["curves"].items()}
+        return {"metrics": metrics, "ap": "coco", "per_class": per_class, "curves": curves}
+
+
+AnyJudge = _ByVoc | _ByCoco
+
+
+def _rounded(curve: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in curve]
 
 
 def _table(scores: VocScores, classes: tuple[str, ...], ap: str) -> list[dict[str, Any]]:

@@ -32,16 +32,17 @@ from ..run import open_model
 from .annotations import BoxSet
 from .batches import Stream
 from .checks import Size
+from .coco_scores import result_file
 from .config import DetectConfig
 from .datasets import Sets, open_sets, open_together
 from .detr.choice import with_best_rate
 from .detr.protocol import DetrProtocol, check_objects
 from .detr.stream import detr_stream
 from .engines import check_engine, engine_claim, precision_for_engine
-from .judge import detect_all, judged
+from .judge import detect_all, judge_for
 from .protocols import AnyProtocol
 from .saved import SavedDetector, detector_digest, save_detector, start_from
-from .scored import write_scored
+from .scored import DETECTIONS, write_scored
 from .settling import detector_for, settled
 from .training import Normalisation, Plan, train
 
@@ -207,22 +208,32 @@ class _Training:
             raise _stopped(self.asked.out, ended.exit_code)
         if ended.diverged:
             return {"metrics": {}, "train_loss": None, "diverged": True, "seed": self.seed}
-        if there:
-            found, detector = there.detect(scored), there.finished()
-        else:
-            found = detect_all(detector, scored, plan, self.precision, self.world)
+        parts = (
+            there.detect(scored) if there else detect_all(detector, scored, plan, self.precision, self.world)
+        )
+        judge = judge_for(scored, ap, self.config.rounding, masks)
+        with self._detections_file(folder) as keep:
+            for images, found in parts:
+                judge.add(images, found)
+                keep(images, found)
         result = {
-            **judged(scored, found, ap, self.config.rounding, masks),
+            **judge.result(),
             "scored_by": rules,
             "train_loss": ended.loss if math.isfinite(ended.loss) else None,
             "seed": self.seed,
             **({"detectron2": there.facts()} if there else {}),
         }
         if self.world.rank == 0:
-            write_scored(folder, scored, found, self.asked.dataset, self.asked.data, self.config)
-            self._keep(folder, detector, info["arch"], sets, plan, result)
+            write_scored(folder, scored, self.asked.dataset, self.asked.data, self.config)
+            self._keep(folder, there.finished() if there else detector, info["arch"], sets, plan, result)
         self.world.barrier()
         return result
+
+    def _detections_file(self, folder: Path) -> Any:
+        """Takes the detections of some images; only the first process has a file for them."""
+        if self.world.rank == 0:
+            return result_file(folder / DETECTIONS)
+        return contextlib.nullcontext(lambda images, found: None)
 
     def _in_detectron2(
         self, detector: Any, trunk: Any, info: dict[str, Any], plan: Plan, stream: Stream, sets: Sets

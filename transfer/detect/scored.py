@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.errors import InputError
 from zoo.files import read_json, write_json
 
 from .annotations import BoxSet
-from .coco_scores import read_results, write_results
+from .coco_scores import read_results
 from .config import DetectConfig
 from .datasets import NAMES, read_sets
 from .scores import Detections
@@ -20,20 +19,8 @@ DETECTIONS = "detections.json"
 _PLACE = "scored.json"
 
 
-def write_scored(
-    folder: Path,
-    images: BoxSet,
-    found: Sequence[Detections],
-    dataset: str,
-    data: str | None,
-    config: DetectConfig,
-) -> None:
-    """Write the detections in COCO's form, under the annotations' own ids; and what the images were read from.
-
-    Raises:
-        RunError: the disk failed.
-    """
-    write_results(folder / DETECTIONS, images, found)
+def write_scored(folder: Path, images: BoxSet, dataset: str, data: str | None, config: DetectConfig) -> None:
+    """Write what the images were read from, beside ``DETECTIONS`` (their detections by the annotations' own ids)."""
     place = {"dataset": dataset if dataset in NAMES else _absolute(dataset), "data": data and _absolute(data)}
     numbers = [picture.number for picture in images.pictures]
     write_json(folder / _PLACE, {**place, "settings": config.model_dump(mode="json"), "images": numbers})

@@ -19,6 +19,7 @@ from .annotations import Objects
 __all__ = [
     "THRESHOLDS",
     "Detections",
+    "VocJudge",
     "VocScores",
     "average_precision",
     "image_precision",
@@ -83,41 +84,68 @@ def average_precision(recall: np.ndarray, precision: np.ndarray, kind: str) -> f
     return float(np.sum((recall[steps + 1] - recall[steps]) * envelope[steps + 1]))
 
 
-def voc_scores(
-    truth: Sequence[Objects], found: Sequence[Detections], classes: int, rounding: bool = True
-) -> VocScores:
-    """Judge the detections of all images.
+class VocJudge:
+    """Judges the detections of one image after the other; of a detection 24 bytes are kept.
 
     Args:
-        truth: the objects of each image.
-        found: its detections.
         classes: how many there are.
         rounding: judge the numbers as detectron2 prints them.
     """
-    labels = _joined([one.labels for one in truth], np.int64)
-    hard = _joined([one.difficult for one in truth], bool)
-    names = _joined([one.labels for one in found], np.int64)
-    scores, best, overlap = _matched(truth, found, rounding)
-    eleven, area, curves = (
-        np.zeros((classes, 10)),
-        np.zeros((classes, 10)),
-        np.zeros((classes, len(_RECALLS))),
-    )
-    objects_of, detections_of = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
-    for label in range(classes):
-        mine = np.flatnonzero(names == label)
-        objects_of[label] = int(((labels == label) & ~hard).sum())
-        detections_of[label] = len(mine)
-        if not len(mine):
-            continue
-        mine = mine[np.argsort(-scores[mine], kind="stable")]
-        for column, threshold in enumerate(THRESHOLDS):
-            recall, precision = _curve(best[mine], overlap[mine] > threshold, hard, int(objects_of[label]))
-            eleven[label, column] = average_precision(recall, precision, "11-point")
-            area[label, column] = average_precision(recall, precision, "area")
-            if column == 0:
-                curves[label] = [precision[recall >= level].max(initial=0.0) for level in _RECALLS]
-    return VocScores(eleven, area, objects_of, detections_of, curves)
+
+    def __init__(self, classes: int, rounding: bool = True) -> None:
+        self.classes, self.rounding = classes, rounding
+        self._labels: list[np.ndarray] = []
+        self._hard: list[np.ndarray] = []
+        self._found: list[tuple[np.ndarray, ...]] = []  # label, score, object, overlap
+        self._objects = 0
+
+    def add(self, truth: Objects, found: Detections) -> None:
+        """Judge one image."""
+        scores, best, overlap = _matched(truth, found, self.rounding)
+        best = np.where(best >= 0, best + self._objects, -1).astype(np.int32)
+        self._found.append((found.labels.astype(np.int32), scores, best, overlap))
+        self._labels.append(truth.labels.astype(np.int64))
+        self._hard.append(truth.difficult.astype(bool))
+        self._objects += len(truth)
+
+    def scores(self) -> VocScores:
+        """What was found out."""
+        labels, hard = _joined(self._labels, np.int64), _joined(self._hard, bool)
+        kinds = (np.int32, np.float64, np.int32, np.float64)
+        columns = zip(*self._found, strict=True) if self._found else [()] * len(kinds)
+        names, scores, best, overlap = (_joined(*column) for column in zip(columns, kinds, strict=True))
+        eleven, area, curves = (
+            np.zeros((self.classes, 10)),
+            np.zeros((self.classes, 10)),
+            np.zeros((self.classes, len(_RECALLS))),
+        )
+        objects_of, detections_of = (np.zeros(self.classes, dtype=np.int64) for _ in range(2))
+        for label in range(self.classes):
+            mine = np.flatnonzero(names == label)
+            objects_of[label] = int(((labels == label) & ~hard).sum())
+            detections_of[label] = len(mine)
+            if not len(mine):
+                continue
+            mine = mine[np.argsort(-scores[mine], kind="stable")]
+            for column, threshold in enumerate(THRESHOLDS):
+                recall, precision = _curve(
+                    best[mine], overlap[mine] > threshold, hard, int(objects_of[label])
+                )
+                eleven[label, column] = average_precision(recall, precision, "11-point")
+                area[label, column] = average_precision(recall, precision, "area")
+                if column == 0:
+                    curves[label] = [precision[recall >= level].max(initial=0.0) for level in _RECALLS]
+        return VocScores(eleven, area, objects_of, detections_of, curves)
+
+
+def voc_scores(
+    truth: Sequence[Objects], found: Sequence[Detections], classes: int, rounding: bool = True
+) -> VocScores:
+    """Judge the detections of all images; see ``VocJudge``."""
+    judge = VocJudge(classes, rounding)
+    for objects, detections in zip(truth, found, strict=True):
+        judge.add(objects, detections)
+    return judge.scores()
 
 
 def image_precision(truth: Objects, found: Detections) -> float:
@@ -125,32 +153,24 @@ def image_precision(truth: Objects, found: Detections) -> float:
     hard = truth.difficult | truth.crowd
     if hard.all():
         return float("nan")
-    scores, best, overlap = _matched([truth], [found], rounding=False)
+    scores, best, overlap = _matched(truth, found, rounding=False)
     order = np.argsort(-scores, kind="stable")
     curve = _curve(best[order], overlap[order] > THRESHOLDS[0], hard, int((~hard).sum()))
     return average_precision(*curve, "area")
 
 
-def _matched(
-    truth: Sequence[Objects], found: Sequence[Detections], rounding: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _matched(truth: Objects, found: Detections, rounding: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each detection its score, the object of its class that it overlaps most (-1: none), and how much."""
-    first = np.concatenate(([0], np.cumsum([len(one) for one in truth]))).astype(np.int64)
-    scores = _joined([one.scores for one in found], np.float64)
+    scores = np.asarray(found.scores, dtype=np.float64)
     if rounding:
         scores = np.array([float(f"{score:.3f}") for score in scores.tolist()], dtype=np.float64)
-    best = np.full(len(scores), -1, dtype=np.int64)
-    overlap = np.zeros(len(scores))
-    start = 0
-    for image, (objects, detections) in enumerate(zip(truth, found, strict=True)):
-        stop = start + len(detections.scores)
-        if stop > start and len(objects):
-            iou = _overlaps(_printed(detections.boxes, rounding), objects.boxes + _FROM_ONE)
-            iou[detections.labels[:, None] != objects.labels[None, :]] = -1.0
-            index = iou.argmax(axis=1)
-            overlap[start:stop] = iou[np.arange(stop - start), index]
-            best[start:stop] = np.where(overlap[start:stop] >= 0, index + first[image], -1)
-        start = stop
+    best, overlap = np.full(len(scores), -1, dtype=np.int64), np.zeros(len(scores))
+    if len(scores) and len(truth):
+        iou = _overlaps(_printed(found.boxes, rounding), truth.boxes + _FROM_ONE)
+        iou[found.labels[:, None] != truth.labels[None, :]] = -1.0
+        index = iou.argmax(axis=1)
+        overlap = iou[np.arange(len(iou)), index]
+        best = np.where(overlap >= 0, index, -1)
     return scores, best, overlap
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..annotations import BoxSet
 from ..batches import Stream, view_for_test
 from ..coco_scores import encode_masks
 from ..datasets import Sets
-from ..judge import shared_out
+from ..judge import Part, shared_out
 from ..protocols import Protocol
 from ..scores import Detections
 from ..training import Ended, Plan
@@ -143,11 +143,11 @@ class Detectron2Engine:
                 old.unlink()
         return ended
 
-    @torch.inference_mode()
-    def detect(self, images: BoxSet) -> list[Detections]:
-        """The detections on every image; the processes share the work, and each gets all of them."""
+    def detect(self, images: BoxSet) -> Iterator[Part]:
+        """The detections on every image, some images at a time; see ``shared_out``."""
         self.model.eval()
 
+        @torch.inference_mode()
         def one(row: int) -> Detections:
             protocol = self.plan.protocol
             view, size = view_for_test(images, row, protocol.test_size, protocol.most)
@@ -159,7 +159,7 @@ class Detectron2Engine:
             boxes, scores = (x.double().cpu().numpy() for x in (found.pred_boxes.tensor, found.scores))
             return Detections(boxes, scores, found.pred_classes.cpu().numpy(), masks)
 
-        return shared_out(len(images), one, self.world)
+        return shared_out(images, one, self.world)
 
     def finished(self) -> Any:
         """Our detector with what was learnt: ``zoo predict`` takes it."""
