@@ -20,7 +20,7 @@ from streams import PLAN, SEED, stream
 
 from cli.main import run as zoo_command
 from tiny import half_jpeg, image_folder
-from zoo.data import resources
+from zoo.data import loader, resources
 from zoo.data.folder import FileImages, open_folder
 from zoo.data.open import ConcatImages
 from zoo.data.resources import check_shared_memory, raise_handle_limit
@@ -319,7 +319,9 @@ def test_shared_memory_that_runs_out_is_no_endless_wait(source: FileImages) -> N
     def call() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         limit("RLIMIT_FSIZE", 2**20)  # as if /dev/shm had one megabyte
-        next(stream(source, workers=2, maker=maker))
+        # Eight batches are half of it, but they lie elsewhere as long as they aren't kept.
+        assert sum(batch.size for batch in stream(source, workers=2, maker=maker, last=20)) == 80
+        list(stream(source, workers=2, maker=maker, last=200))
 
     kind, what, fix = in_a_process(call)
     assert (kind, what[:22]) == ("RunError", "Shared memory ran out ")
@@ -373,6 +375,7 @@ def test_the_command_says_that_shared_memory_lacks(
     source: FileImages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     little_memory(monkeypatch, 4096)
+    monkeypatch.setattr(loader, "_start_method", lambda: None)  # as where workers aren't forked
     options = ["--workers", "2", "--batch-size", "8", "--epochs", "1", "--device", "cpu", "--quiet"]
     with pytest.raises(SystemExit) as end:
         zoo_command(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from ..errors import InputError, ZooError
 from ..heap import keep_freed_memory
@@ -28,6 +28,7 @@ from .resources import (
     settle_worker,
     watch_workers,
 )
+from .room import Room, Slot, Wanted, arrived
 from .source import ImageSource, open_picture
 from .views.device import ColorTable, color_table
 from .views.maker import ViewMaker
@@ -64,6 +65,19 @@ class Batch:
     bad: list[BadFile] = field(default_factory=list)
     colors: list[ColorTable] | None = None
     """Colour parameters of ``views``, row by row, where colours are left to the device."""
+    slot: Slot | None = field(default=None, repr=False)
+    """Where a worker put the tensors; then it sends their places."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = vars(self).copy()
+        if slot := state.pop("slot"):
+            state["sent"] = slot.sent([*state.pop("views"), state.pop("ids"), state.pop("labels")])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if sent := state.pop("sent", None):
+            *state["views"], state["ids"], state["labels"] = arrived(*sent)
+        vars(self).update(state, slot=None)
 
     @property
     def size(self) -> int:
@@ -169,11 +183,14 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
 class _ViewDataset(Dataset[Any]):
     """Reads images and makes their views, a whole batch at a time."""
 
-    def __init__(self, source: ImageSource, maker: ViewMaker, seed: int, skip_bad: bool) -> None:
+    def __init__(
+        self, source: ImageSource, maker: ViewMaker, seed: int, skip_bad: bool, room: Room | None = None
+    ) -> None:
         self.source = source
         self.maker = maker
         self.seed = seed
         self.skip_bad = skip_bad
+        self.room = room
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | ZooError:
         try:
@@ -186,6 +203,7 @@ class _ViewDataset(Dataset[Any]):
         bad: list[BadFile] = []
         ids: list[int] = []
         params: list[Sequence[ViewParams]] = []
+        slot: Slot | None = None
         memory: list[torch.Tensor] = []
         places: list[np.ndarray] = []  # of each view, all images'
         for row, (epoch, wanted) in enumerate(keys):
@@ -193,7 +211,7 @@ class _ViewDataset(Dataset[Any]):
             ids.append(sample)
             params.append(drawn)
             if not memory:
-                memory = self._memory(len(keys), views)
+                slot, (*memory, numbers) = self._memory(len(keys), views)
                 places = [place for group in memory for place in group.numpy()]
             # Now, while the views are in the processor's cache.
             for place, view in zip(places, views, strict=True):
@@ -205,7 +223,6 @@ class _ViewDataset(Dataset[Any]):
                         fix="make all images' views alike: one number of channels, one type",
                     )
                 place[row] = view
-        numbers = batch_memory((2, len(ids)), np.dtype(np.int64))
         numbers.numpy()[:] = ids, [self.source.label(sample) for sample in ids]
         return Batch(
             views=[group.flatten(0, 1).permute(0, 3, 1, 2) for group in memory],  # channels-last
@@ -214,15 +231,22 @@ class _ViewDataset(Dataset[Any]):
             epoch=keys[0][0],
             bad=bad,
             colors=self._colors(params) if all(params) else None,
+            slot=slot,
         )
 
-    def _memory(self, images: int, views: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Crop-major room for each group: all images' first view, then all images' second view, ..."""
-        memory, first = [], 0
+    def _memory(self, images: int, views: Sequence[np.ndarray]) -> tuple[Slot | None, list[torch.Tensor]]:
+        """Where a batch is put together: crop-major room for each group (all images' first view, then all images'
+        second view, ...), and for two numbers of each image. In a slot, if there is a free one that is large enough.
+        """
+        wanted: list[Wanted] = []
+        first = 0
         for _, count in self.maker.groups:
-            memory.append(batch_memory((count, images, *views[first].shape), views[first].dtype))
+            wanted.append(((count, images, *views[first].shape), views[first].dtype))
             first += count
-        return memory
+        wanted.append(((2, images), np.dtype(np.int64)))
+        worker = get_worker_info()
+        slot = self.room.take(worker.id, wanted) if self.room and worker else None
+        return slot, slot.tensors if slot else [batch_memory(*one) for one in wanted]
 
     def _colors(self, params: Sequence[Sequence[ViewParams]]) -> list[ColorTable]:
         by_view = list(zip(*params, strict=True))
@@ -279,6 +303,20 @@ def _start_method() -> str | None:
     return "fork" if sys.platform == "linux" else None
 
 
+def _room(images: int, maker: ViewMaker, workers: int) -> Room | None:
+    """Memory for the batches on their way. Workers that aren't forked take some for each batch anew.
+
+    Raises:
+        RunError: there isn't enough.
+    """
+    size = images * maker.image_bytes
+    if _start_method() == "fork":
+        numbers = 2 * images * np.dtype(np.int64).itemsize
+        return Room(workers, _PREFETCH, size + numbers, pieces=len(maker.groups) + 1)
+    check_shared_memory(size, workers, _PREFETCH)
+    return None
+
+
 def view_batches(
     source: ImageSource,
     maker: ViewMaker,
@@ -307,12 +345,12 @@ def view_batches(
         InputError: an unreadable image, by name (unless ``skip_bad``).
         RunError: no shared memory or file handles for the workers, or one of them was killed.
     """
+    room = None
     if workers:
-        images = order.batch_size // order.world_size
-        check_shared_memory(images * maker.image_bytes, workers, _PREFETCH)
         raise_handle_limit(workers)
+        room = _room(order.batch_size // order.world_size, maker, workers)
     loader: DataLoader[Batch | ZooError] = DataLoader(
-        _ViewDataset(source, maker, order.seed, skip_bad),
+        _ViewDataset(source, maker, order.seed, skip_bad, room),
         batch_sampler=_BatchSampler(order, first_step, last_step),
         collate_fn=_identity,
         num_workers=workers,
