@@ -3,8 +3,9 @@
     python benchmarks/image_path.py --data FOLDER [--small FOLDER] [--medium FOLDER] [--pairs 7]
 
 FOLDER holds full-size photographs, ``--small`` images of 32 and ``--medium`` of 64 pixels (all in
-sub-folders or flat). One process and one thread each, in turn over the same files: what counts are
-normalised float batches in the consumer's hands. The reference recipe is SwAV's multi-crop written with
+sub-folders or flat). A process and a thread each, in turn over the same files: what counts are
+normalised float batches in the consumer's hands. Ours keeps freed memory, as a run on a CPU and all data workers
+do; peers are as their users run them (``--peers-keep-freed`` gives them the same). The reference recipe is SwAV's multi-crop written with
 torchvision's transforms on Pillow images, read as ``ImageFolder`` does; lightly's is its ``SwaVTransform``
 (skipped where it is not installed), set to the same crops and strengths. Beside the ratio by the clock stands
 that by processor time, for machines that are not idle. Then two data workers against one, and where the
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
+import json
 import random
 import sys
 import time
@@ -30,6 +33,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter, features
 from runner import Case, load_average, measure
+from sides import Side
 from torchvision import transforms as T
 
 from transfer.datasets import SubsetImages
@@ -47,6 +51,7 @@ from zoo.keyed import keyed_key
 SMALL_FILES = 1024  # of the small images' folders
 WORKER_EPOCHS = 12  # passes over the files that two workers and one are timed for
 PASSES = 5  # over the files, for where the time goes
+WORDS = {"swav": "2x224+6x96", "small-32": "small-32", "small-64": "small-64"}
 STAGES = ("read", "header", "decode", "draw", "crop+resize+flip", "colour", "blur", "normalise")
 
 
@@ -85,12 +90,10 @@ def reference_views(plan: ViewPlan) -> Callable[[Image.Image], list[torch.Tensor
     return lambda image: [view(image) for view in views]
 
 
-def lightly_views(plan: ViewPlan) -> Callable[[Image.Image], list[torch.Tensor]] | None:
-    """lightly's transform with a plan's numbers; None where it is not installed."""
-    try:
-        from lightly.transforms import SwaVTransform
-    except ImportError:
-        return None
+def lightly_views(plan: ViewPlan) -> Callable[[Image.Image], list[torch.Tensor]]:
+    """lightly's transform with a plan's numbers."""
+    from lightly.transforms import SwaVTransform
+
     firsts = [plan.crops[0], plan.crops[-1]]
     brightness, contrast, saturation, hue = plan.jitter
     transform = SwaVTransform(
@@ -181,23 +184,37 @@ class Files:
             _ = [torch.stack(view) for view in zip(*samples, strict=True)]
 
 
-@dataclass(frozen=True)
-class CpuCase(Case):
-    """A case whose calls' processor time is kept too."""
+PEERS = {"reference": reference_views, "lightly": lightly_views}
 
+
+def serve(options: argparse.Namespace) -> None:
+    """Make a peer's batches of all files at each line of input, and answer with the processor time."""
+    files = Files.of(options.data, options.batch_size, options.most)
+    transform = PEERS[options.serve](find_preset(options.preset).plan)
+    print(json.dumps({}), flush=True)
+    for _ in sys.stdin:
+        began = time.process_time()
+        files.peer(transform)
+        print(json.dumps({"cpu": time.process_time() - began}), flush=True)
+
+
+@dataclass(frozen=True)
+class PeerCase(Case):
+    """A case whose peer is a process, and whose processor time is kept too."""
+
+    command: Sequence[str] = ()
     cpu: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "peer": []})
 
     def run(self) -> dict[str, Any]:
-        def timed(call: Callable[[], object], into: list[float]) -> Callable[[], object]:
-            def work() -> None:
-                began = time.process_time()
-                call()
-                into.append(time.process_time() - began)
+        def mine() -> None:
+            began = time.process_time()
+            self.ours()
+            self.cpu["ours"].append(time.process_time() - began)
 
-            return work
-
-        both = {who: timed(getattr(self, who), self.cpu[who]) for who in ("ours", "peer")}
-        result = Case.run(replace(self, **both))
+        with Side(self.command) as peer:
+            result = Case.run(
+                replace(self, ours=mine, peer=lambda: self.cpu["peer"].append(peer.ask()["cpu"]))
+            )
         for times in self.cpu.values():
             del times[: self.warmup]
         result["cpu_seconds"] = self.cpu
@@ -263,44 +280,44 @@ def show_breakdown(name: str, found: dict[str, Any]) -> None:
     print(f"  {found['times_the_decoding_alone']:.2f} times reading and decoding alone")
 
 
-def one_pass(files: Files, name: str, target: float, preset: str, pairs: int, **peer: Any) -> CpuCase:
-    """Ours with a preset against a transform of Pillow images (the reference's by default)."""
-    plan = find_preset(preset).plan
-    transform = peer.get("transform") or reference_views(plan)
-    maker = PlannedViews(plan, colors=not peer.get("share"))
-    return CpuCase(
-        name,
-        ours=lambda: files.ours(maker, finish=not peer.get("share")),
-        peer=lambda: files.peer(transform),
-        target=target,
-        pairs=pairs,
-        amount=len(files),
-        unit="img/s",
-    )
+def all_cases(options: argparse.Namespace, files: Files) -> Iterator[Case]:
+    def against(peer: str, target: float, preset: str, data: Path, share: bool = False) -> PeerCase:
+        """Ours with a preset against a peer's; ``share``: the worker's part alone, colours left to the device."""
+        most = None if data == options.data else SMALL_FILES
+        few = files if most is None else Files.of(data, options.batch_size, most)
+        maker = PlannedViews(find_preset(preset).plan, colors=not share)
+        words = ["--data", str(data), "--batch-size", str(options.batch_size), "--preset", preset]
+        words += ["--most", str(most)] if most else []
+        words += ["--peers-keep-freed"] if options.peers_keep_freed else []
+        name = "worker's share, colours on device" if share else WORDS[preset]
+        return PeerCase(
+            f"{name} / {peer}",
+            ours=lambda: few.ours(maker, finish=not share),
+            peer=lambda: None,
+            target=target,
+            pairs=options.pairs,
+            amount=len(few),
+            unit="img/s",
+            command=[__file__, *words, "--serve", peer],
+        )
 
-
-def all_cases(arguments: argparse.Namespace, files: Files) -> Iterator[Case]:
-    pairs = arguments.pairs
-    plan = find_preset("swav").plan
-    yield one_pass(files, "2x224+6x96 / reference", 4.5, "swav", pairs)
-    transform = lightly_views(plan)
-    if transform is None:
+    yield against("reference", 4.5, "swav", options.data)
+    if importlib.util.find_spec("lightly") is None:
         print("lightly is not installed: no comparison with it (pip install lightly)")
     else:
-        yield one_pass(files, "2x224+6x96 / lightly", 4.5, "swav", pairs, transform=transform)
-    yield one_pass(files, "worker's share, colours on device / reference", 7.0, "swav", pairs, share=True)
-    for folder, preset in ((arguments.small, "small-32"), (arguments.medium, "small-64")):
+        yield against("lightly", 4.5, "swav", options.data)
+    yield against("reference", 7.0, "swav", options.data, share=True)
+    for folder, preset in ((options.small, "small-32"), (options.medium, "small-64")):
         if folder is not None:
-            few = Files.of(folder, arguments.batch_size, SMALL_FILES)
-            yield one_pass(few, f"{preset} / reference", 4.0, preset, pairs)
-    maker = PlannedViews(plan)
+            yield against("reference", 4.0, preset, folder)
+    maker = PlannedViews(find_preset("swav").plan)
     yield Case(
         "two workers / one worker",
-        ours=lambda: files.ours(maker, workers=2, epochs=arguments.worker_epochs),
-        peer=lambda: files.ours(maker, workers=1, epochs=arguments.worker_epochs),
+        ours=lambda: files.ours(maker, workers=2, epochs=options.worker_epochs),
+        peer=lambda: files.ours(maker, workers=1, epochs=options.worker_epochs),
         target=1.7,
-        pairs=arguments.worker_pairs,
-        amount=len(files) * arguments.worker_epochs,
+        pairs=options.worker_pairs,
+        amount=len(files) * options.worker_epochs,
         unit="img/s",
     )
 
@@ -324,17 +341,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--worker-pairs", type=int, default=5)
     parser.add_argument("--worker-epochs", type=int, default=WORKER_EPOCHS)
-    parser.add_argument(
-        "--keep-freed", action="store_true", help="no block goes back to the system (mallopt)"
-    )
+    parser.add_argument("--peers-keep-freed", action="store_true", help="for the peers, too (mallopt)")
+    parser.add_argument("--serve", choices=list(PEERS), help=argparse.SUPPRESS)
+    parser.add_argument("--preset", default="swav", help=argparse.SUPPRESS)
+    parser.add_argument("--most", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
-    if arguments.keep_freed:
+    if not arguments.serve or arguments.peers_keep_freed:
         keep_freed_memory()
+    if arguments.serve:
+        serve(arguments)
+        return 0
     load = load_average()
     files = Files.of(arguments.data, arguments.batch_size)
     parts = {"swav": breakdown(files, find_preset("swav").plan)}
@@ -350,7 +371,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "batch_size": arguments.batch_size,
         "pairs": arguments.pairs,
         "worker_pairs": arguments.worker_pairs,
-        "keep_freed": arguments.keep_freed,
+        "peers_keep_freed": arguments.peers_keep_freed,
         "versions": versions(),
         "load_at_start": load,
         "where_the_time_goes": parts,
@@ -358,7 +379,7 @@ def main(words: Sequence[str] | None = None) -> int:
     met = measure("image_path", cases, settings)
     print("the same by processor time:")
     for case in cases:
-        if isinstance(case, CpuCase):
+        if isinstance(case, PeerCase):
             print(f"  {case.name:<46} {case.cpu_speedup():6.2f}")
     return 0 if met else 1
 

@@ -6,7 +6,14 @@ import os
 import sys
 import traceback
 
-from zoo.errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, Stopped, ZooError
+from zoo.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    Stopped,
+    ZooError,
+    is_out_of_memory,
+)
 
 __all__ = ["report"]
 
@@ -19,14 +26,17 @@ def report(error: BaseException, debug: bool) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     if isinstance(error, ZooError):
+        from zoo.engine.launch import first_to_say
+
         label = "stopped" if isinstance(error, Stopped) else "error"
-        print(f"{label}: {error}", file=sys.stderr)
+        if first_to_say(f"{error.what} {error.where}"):
+            print(f"{label}: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has seen enough. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+    if is_out_of_memory(error):
         print(
             "error: The memory ran out.\n"
             "  fix:   lower batch_size, use fewer or smaller crops, or fewer --workers",

@@ -19,7 +19,7 @@ Precision = Annotated[
     str | None,
     typer.Option("--precision", help="auto, float32, bfloat16, float16 or float64."),
 ]
-Workers = Annotated[int | None, typer.Option("--workers", help="Data processes (0: none).")]
+Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Data processes (0: none).")]
 MaxPixels = Annotated[
     int | None, typer.Option("--max-pixels", min=1, help="Refuse larger pictures (default: 178956970).")
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Device, Json, Quiet
+from ._options import Device, Json, MaxPixels, Quiet
 from ._output import print_json, print_table, set_up_notes
 
 __all__ = ["assign"]
@@ -37,12 +37,14 @@ def assign(
     copy: Annotated[bool, typer.Option("--copy", help="Copy the files into --links instead.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at once.")] = 64,
     device: Device = None,
+    max_pixels: MaxPixels = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Tell the prototype (the cluster) of each image of a collection, and how near it is."""
     set_up_notes(quiet)
     from zoo.assignment import assign as assign_images
+    from zoo.data.decoding import MAX_PIXELS
 
     found = assign_images(
         model,
@@ -54,6 +56,7 @@ def assign(
         copy=copy,
         batch_size=batch_size,
         device=device or "auto",
+        max_pixels=max_pixels or MAX_PIXELS,
         progress=not quiet,
     )
     about = found.summary()

@@ -21,12 +21,12 @@ __all__ = ["data", "views"]
 _SHOWN = 10  # problems on the screen; the report has all
 _REFRESH = 0.1  # seconds between two states of the bar
 
-data = typer.Typer(help="Look after collections of images.", no_args_is_help=True)
+data = typer.Typer(help="Check collections of images, or put them into shards.", no_args_is_help=True)
 
 
 @data.callback()
 def data_main() -> None:
-    """Look after collections of images."""
+    """Check collections of images, or put them into shards."""
 
 
 @data.command("check")
@@ -242,6 +242,7 @@ def views(
     ] = "views.png",
     count: Annotated[int, typer.Option("--count", min=1, help="Images of a folder that are shown.")] = 4,
     epoch: Annotated[int, typer.Option("--epoch", min=0, help="Which epoch's views.")] = 0,
+    max_pixels: MaxPixels = None,
     seed: Seed = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the presets.")] = False,
     as_json: Json = False,
@@ -258,7 +259,9 @@ def views(
         )
     from zoo.pretrain.show_views import show_views
 
-    found = show_views(source, preset, Path(out), count=count, epoch=epoch, seed=seed or 0)
+    found = show_views(
+        source, preset, Path(out), count=count, epoch=epoch, seed=seed or 0, max_pixels=max_pixels
+    )
     if as_json:
         print_json(found)
     else:
@@ -266,17 +269,19 @@ def views(
 
 
 def _list_presets(as_json: bool) -> None:
-    from zoo.data.views.presets import PRESETS
+    from zoo.data.views.presets import PRESETS, SHORT
 
     if as_json:
-        print_json({"schema": 1, "presets": {name: [p.summary, p.source] for name, p in PRESETS.items()}})
+        presets = {name: [preset.summary, preset.source] for name, preset in PRESETS.items()}
+        print_json({"schema": 1, "presets": presets, "short": SHORT})
         return
+    short = {full: name for name, full in SHORT.items()}
     rows = [
         {
             "preset": preset.name,
-            "what it is": preset.summary,
+            "what it is": preset.summary + (f" (short: {short[name]})" if name in short else ""),
             "views": " + ".join(f"{n} x {size}" for size, n in preset.plan.groups),
         }
-        for preset in PRESETS.values()
+        for name, preset in PRESETS.items()
     ]
     print_table("View presets (--set views.preset=NAME)", ["preset", "views", "what it is"], rows)

@@ -1,4 +1,4 @@
-"""``zoo demo``: the whole way, in a few minutes."""
+"""``zoo demo``: the whole way, in two minutes on two cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pretrain on built-in photographs, publish, load through torch.hub, judge (a few minutes)."""
+    """Pretrain on built-in photographs, publish, load through torch.hub, judge (two minutes on two cores)."""
     set_up_notes(quiet)
     from transfer.demo import run_demo
 

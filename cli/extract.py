@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ._options import Device
-from ._output import set_up_notes
+from ._options import Device, Json, MaxPixels, Quiet
+from ._output import print_json, set_up_notes
 
 __all__ = ["extract"]
 
@@ -29,13 +30,18 @@ def extract(
     processes: Annotated[
         int, typer.Option("--processes", min=1, help="Of this machine; each has a share of the images.")
     ] = 1,
+    max_pixels: MaxPixels = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write pooled features (and the images' ids) of a whole collection, with a manifest beside them.
 
     Interrupted, the same command goes on where it was.
     """
-    set_up_notes()
+    set_up_notes(quiet)
+    from zoo.data.decoding import MAX_PIXELS
     from zoo.extraction import extract as extract_features
+    from zoo.feature_files import manifest_path
 
     features = extract_features(
         model,
@@ -46,5 +52,12 @@ def extract(
         dtype=dtype,
         exact=exact,
         processes=processes,
+        max_pixels=max_pixels or MAX_PIXELS,
+        progress=not quiet,
     )
-    print(f"{out}: {features['features'].shape[0]} x {features['features'].shape[1]} features")
+    count, width = features["features"].shape
+    if as_json:
+        manifest = str(manifest_path(Path(out)))
+        print_json({"schema": 1, "path": out, "manifest": manifest, "images": count, "width": width})
+        return
+    print(f"{out}: {count} x {width} features")

@@ -86,7 +86,7 @@ def recipes_diff(
 
 
 def env(as_json: Json = False) -> None:
-    """Versions and hardware, as a bug report needs them."""
+    """Print versions, hardware and folders, as a bug report needs them."""
     from zoo.pretrain.environment import describe_environment
 
     found = describe_environment()

@@ -199,7 +199,9 @@ def show(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="ORG/NAME\\[@REVISION] of the local hub, hf:ORG/NAME, or a released one."
+            metavar="MODEL",
+            help="ORG/NAME\\[@REVISION] of the local hub, hf:ORG/NAME, s3://BUCKET/FOLDER/ORG/NAME, "
+            "hub:https://HOST/FOLDER/ORG/NAME, or a released one.",
         ),
     ],
     verify: Annotated[
@@ -258,7 +260,7 @@ def tag(
     tag: Annotated[str, typer.Argument(help="The new name, e.g. v1.")],
     force: Force = False,
 ) -> None:
-    """Give a revision a fixed name."""
+    """Give a published revision a fixed name, such as v1."""
     from zoo.weights.hubs.local import LocalHub
 
     name, revision = _split(model)
@@ -302,7 +304,7 @@ def pull(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a model of another home into the local hub, or one of the local hub into a folder; verified."""
+    """Copy a model from elsewhere (hf:, s3://...) into the local hub, or from the local hub into a folder; verified."""
     set_up_notes()
     from zoo.weights.hubs.local import LocalHub, check_name
 

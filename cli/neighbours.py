@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Device, Json, Quiet
+from ._options import Device, Json, MaxPixels, Quiet
 from ._output import print_json, print_table, set_up_notes
 
 __all__ = ["neighbours"]
@@ -31,15 +31,24 @@ def neighbours(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of each.")] = 10,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at once.")] = 64,
     device: Device = None,
+    max_pixels: MaxPixels = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Find the images nearest to a picture, by the cosine of their features."""
     set_up_notes(quiet)
+    from zoo.data.decoding import MAX_PIXELS
     from zoo.neighbourhood import neighbours as find_neighbours
 
     found = find_neighbours(
-        model, images, query, k=k, batch_size=batch_size, device=device or "auto", progress=not quiet
+        model,
+        images,
+        query,
+        k=k,
+        batch_size=batch_size,
+        device=device or "auto",
+        max_pixels=max_pixels or MAX_PIXELS,
+        progress=not quiet,
     )
     for one in found:
         if one.left_out:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Device, Json, Precision, Quiet
+from ._options import Device, Json, MaxPixels, Precision, Quiet
 from ._output import print_json, set_up_notes
 
 __all__ = ["predict"]
@@ -23,14 +23,24 @@ def predict(
     ] = 0.5,
     device: Device = None,
     precision: Precision = None,
+    max_pixels: MaxPixels = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw boxes and masks onto pictures; predictions.json beside them has every detection."""
+    """Draw the boxes and masks that a trained detector finds; predictions.json beside the pictures has them all."""
     set_up_notes(quiet)
     from transfer.detect.predict import predict as run
+    from zoo.data.decoding import MAX_PIXELS
 
-    found = run(model, images, out, score=score, device=device or "auto", precision=precision or "auto")
+    found = run(
+        model,
+        images,
+        out,
+        score=score,
+        device=device or "auto",
+        precision=precision or "auto",
+        max_pixels=max_pixels or MAX_PIXELS,
+    )
     if as_json:
         print_json(found)
         return

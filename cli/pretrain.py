@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ._jobs import submit_command, words_for_processes
-from ._options import Device, Json, Out, Precision, Progress, Quiet, Seed, Sets, Workers
+from ._options import Device, Json, MaxPixels, Out, Precision, Progress, Quiet, Seed, Sets, Workers
 from ._output import set_up_notes
 
 __all__ = ["pretrain"]
@@ -29,7 +29,7 @@ def pretrain(
             "--data",
             metavar="SRC",
             help="Images: a folder, a text file of paths, tar shards ('/data/{000..999}.tar', s3://...), parquet "
-            "files, builtin:photos, or a name such as cifar10; may be repeated.",
+            "files, hf-dataset:NAME:SPLIT, builtin:photos, or a name such as cifar10; may be repeated.",
         ),
     ] = None,
     resume: Annotated[
@@ -70,6 +70,7 @@ def pretrain(
     channels: Annotated[
         int | None, typer.Option("--channels", min=1, help="Of the images: 3, 1 (gray), or many (TIFF).")
     ] = None,
+    max_pixels: MaxPixels = None,
     views: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +130,7 @@ def pretrain(
             "data.on_error": on_error,
             "data.augment_on": augment_on,
             "data.channels": channels,
+            "data.max_pixels": max_pixels,
             "data.sources": data or None,
             "probe.data": probe or None,
             "health.stop_on_collapse": stop_on_collapse or None,

@@ -35,7 +35,7 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained page: a run's curves, warnings with advice, views and recipe, or what a detector found."""
+    """Write one self-contained page: a run's curves, warnings with advice, views and recipe, or what a detector found."""
     set_up_notes(quiet)
     made = _writer(runs or [])(runs or [], out, views)
     if as_json:

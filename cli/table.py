@@ -30,7 +30,7 @@ def table(
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The SwAV paper's tables and figures; in columns of their own what was measured here, and by which protocol.
+    """Show the SwAV paper's tables and figures, and in columns of their own what was measured here, by which protocol.
 
     A measured number stands in a row of the paper only if model, data and protocol are the paper's. Others of the same
     method come below, and say what differs.

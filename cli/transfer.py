@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Callable
@@ -26,7 +27,8 @@ _Model = Annotated[
     typer.Option(
         "--model",
         metavar="REF",
-        help="org/name\\[@tag], a folder, a run, random:resnet50, supervised:resnet50, pixels:48.",
+        help="org/name\\[@tag], a folder, a run, random:resnet50, supervised:resnet50, pixels:48 (default: the model "
+        "published last).",
     ),
 ]
 _Dataset = Annotated[
@@ -41,7 +43,14 @@ _Dataset = Annotated[
 _Data = Annotated[
     str | None, typer.Option("--data", metavar="ROOT", help="The folder that holds the data set.")
 ]
-_Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels, if not the model's own preprocessing.")]
+_Resize = Annotated[
+    int | None,
+    typer.Option("--resize", min=1, help="Shorter side of the images, in pixels (default: the model's)."),
+]
+_Crop = Annotated[
+    int | None,
+    typer.Option("--crop", min=1, help="Side of their central crop, in pixels (default: the model's)."),
+]
 _ClassIndex = Annotated[
     str | None,
     typer.Option(
@@ -53,14 +62,16 @@ _Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting by its name, e.g. allow_overlap=true; in all: of each recipe that has it.",
+        help="A setting by its name, e.g. allow_overlap=true (zoo transfer all: of each recipe that has it).",
     ),
 ]
-_More = Annotated[list[str] | None, typer.Argument(hidden=True)]
+_MoreModels = Annotated[list[str] | None, typer.Argument(metavar="REF", help="Further models of --compare.")]
 _CacheFeatures = Annotated[
     bool, typer.Option("--cache-features", help="Keep the trunk's features for later calls, and use them.")
 ]
 _Workers = Annotated[int, typer.Option("--workers", min=0, help="Data processes.")]
+_NOT_OF_DETECT = ("resize", "crop", "max_pixels", "class_index", "cache_features")
+"""Options that detection refuses."""
 
 
 _Slurm = Annotated[
@@ -156,6 +167,13 @@ def _judge(recipe: str, settings: dict[str, Any], common: dict[str, Any]) -> Non
     print(f"the evidence is in {result['path']}")
 
 
+def _hidden(kind: Any) -> Any:
+    """An option that --help leaves out."""
+    option = copy.copy(kind.__metadata__[0])
+    option.hidden = True
+    return Annotated[kind.__origin__, option]
+
+
 def _command(recipe: str, summary: str) -> Callable[..., None]:
     """A function whose parameters are the common options and the fields of the recipe's config."""
     from transfer import RECIPES
@@ -167,8 +185,8 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         ("data", _Data, None),
         ("out", Out, None),
         ("workers", _Workers, 0),
-        ("resize", _Pixels, None),
-        ("crop", _Pixels, None),
+        ("resize", _Resize, None),
+        ("crop", _Crop, None),
         ("device", Device, None),
         ("max_pixels", MaxPixels, None),
         ("class_index", _ClassIndex, None),
@@ -177,8 +195,9 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         ("as_json", Json, False),
         ("quiet", Quiet, False),
     ):
+        option = _hidden(kind) if recipe == "detect" and name in _NOT_OF_DETECT else kind
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
         )
     if "nproc" in RECIPES.config(recipe).model_fields:
         more: dict[str, Any] = {"slurm": _Slurm, "context": typer.Context}
@@ -190,7 +209,15 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
     spread = RECIPES.config(recipe).spread
     if spread:
         parameters.append(
-            inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_More)
+            inspect.Parameter(
+                "more",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[
+                    list[str] | None,
+                    typer.Argument(metavar="VALUE", help=f"Further values of --{spread.replace('_', '-')}."),
+                ],
+            )
         )
     for name, field in RECIPES.config(recipe).model_fields.items():
         flag = "--" + name.replace("_", "-")
@@ -260,12 +287,12 @@ def _suite(
             "supervised: its architecture's supervised ones.",
         ),
     ] = None,
-    more: _More = None,
+    more: _MoreModels = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="For a mean and a deviation.")] = "0",
     out: Out = None,
     workers: _Workers = 0,
-    resize: _Pixels = None,
-    crop: _Pixels = None,
+    resize: _Resize = None,
+    crop: _Crop = None,
     device: Device = None,
     max_pixels: MaxPixels = None,
     class_index: _ClassIndex = None,
@@ -274,7 +301,7 @@ def _suite(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Everything that the data allow: knn, linear, semisup with 10 % and 1 %; svm and lowshot."""
+    """All that the data allow: knn, linear, semisup with 10 % and 1 %; with several labels an image, svm and lowshot."""
     set_up_notes(quiet)
     from transfer.compare import table_of
     from transfer.suite import run_suite

@@ -216,6 +216,13 @@ def test_only_the_nearest_images_of_each_prototype(clusters, images):
 # --- files ---
 
 
+def test_larger_pictures_than_allowed_are_named(clusters, images):
+    with pytest.raises(InputError, match="20 x 20 pixels, more than the limit of 399") as caught:
+        assign(clusters, str(images), max_pixels=399)
+    assert "--max-pixels" in caught.value.fix
+    assert len(assign(clusters, str(images), max_pixels=400).images) == 24
+
+
 def test_the_files_hold_what_is_returned(clusters, images, tmp_path):
     found = assign(clusters, str(images), out=tmp_path / "clusters.csv")
     with open(tmp_path / "clusters.csv", encoding="utf-8", newline="") as file:

@@ -294,9 +294,20 @@ def test_ctrl_c_before_training_is_exit_code_130(zoo, monkeypatch):
     assert "Traceback" not in err
 
 
-def test_memory_running_out_is_said(zoo, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA out of memory. Tried to allocate 20 GiB"),
+        # torch's words on a processor
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+        ),
+        MemoryError(),
+    ],
+)
+def test_memory_running_out_is_said(zoo, monkeypatch, error):
     def failing(root):
-        raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        raise error
 
     monkeypatch.setattr("zoo.pretrain.rundir.list_runs", failing)
     code, _, err = zoo("runs")

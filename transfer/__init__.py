@@ -22,7 +22,10 @@ RECIPES = Registry(
     ),
     Entry("svm", "svm.config:SvmConfig", "svm.run:run", "a linear SVM for each class (VOC07)"),
     Entry(
-        "lowshot", "lowshot.config:LowshotConfig", "lowshot.run:run", "such SVMs on 1 to 96 images a class"
+        "lowshot",
+        "lowshot.config:LowshotConfig",
+        "lowshot.run:run",
+        "linear SVMs on 1 to 96 images a class (VOC07)",
     ),
     Entry(
         "detect",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from .cluster_folders import check_place, write_cluster_folders
 from .contents import contents_of
-from .data.decoding import Decoding
+from .data.decoding import MAX_PIXELS, Decoding
 from .data.folder import FileImages
 from .data.open import image_name, open_source
 from .data.source import ImageSource
@@ -120,6 +120,7 @@ def assign(
     copy: bool = False,
     batch_size: int = 64,
     device: str = "auto",
+    max_pixels: int = MAX_PIXELS,
     progress: bool = True,
 ) -> Assignment:
     """The prototype of each image, for models that were trained with prototypes: SwAV, DeepCluster-v2, SeLa-v2.
@@ -138,6 +139,7 @@ def assign(
         copy: copy the files into ``links`` instead.
         batch_size: images at once; another number can change the last digits of a score.
         device: where to compute.
+        max_pixels: larger pictures are refused, where ``images`` is no source.
         progress: say on standard error what is downloaded.
 
     Raises:
@@ -159,9 +161,8 @@ def assign(
     elif copy:
         raise InputError("Copies need a place.", where="copy", fix="say where to: --links DIR --copy")
     network, prototypes, heads, how = _read(str(model), head, progress)
-    source = (
-        open_source(images, how=Decoding(channels=len(how["mean"]))) if isinstance(images, str) else images
-    )
+    decoding = Decoding(channels=len(how["mean"]), max_pixels=max_pixels)
+    source = open_source(images, how=decoding) if isinstance(images, str) else images
     if place is not None and not isinstance(source, FileImages):
         raise InputError(
             "These images are no files of their own: there is nothing to link to.",

@@ -35,7 +35,12 @@ def contents_of(
     """
     target = parse_reference(reference)
     if target.kind == "random":
-        raise InputError("A random model has no contents of its own.", where=reference)
+        raise InputError(
+            "A random network is drawn from its seed when it is loaded: there is no file of it to look into.",
+            where=reference,
+            fix="name a file of weights, a run or a published model; zoo.load, --model and --init-from take random "
+            "networks",
+        )
     if target.kind == "run":
         return _of_run(target)
     bundle = open_bundle(target, progress=progress, verify=verify)

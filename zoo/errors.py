@@ -15,6 +15,7 @@ __all__ = [
     "Stopped",
     "ZooError",
     "did_you_mean",
+    "is_out_of_memory",
 ]
 
 EXIT_FAILURE = 1
@@ -79,6 +80,15 @@ class Stopped(ZooError):
 
 class RunError(ZooError):
     """The input was fine, but the work could not be done (disk, memory, a number that blew up)."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, Python's or torch's, says that there is no memory left."""
+    # On a GPU torch has a class of its own for it, on a processor only these words.
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("out of memory" in str(error).lower() or "DefaultCPUAllocator" in str(error))
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str], count: int = 1, likeness: float = 0.5) -> str:

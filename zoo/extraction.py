@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .data.decoding import Decoding
+from .data.decoding import MAX_PIXELS, Decoding
 from .data.open import open_source
 from .data.source import ImageSource
 from .engine.precision import Precision, choose_device, choose_precision
@@ -50,6 +50,8 @@ def extract(
     dtype: str = "float32",
     exact: bool = False,
     processes: int = 1,
+    max_pixels: int = MAX_PIXELS,
+    progress: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Pooled features of images, by the test transform that belongs to the model.
 
@@ -72,6 +74,8 @@ def extract(
         dtype: what the features are written in, float32 or float16.
         exact: float32 throughout, whatever the hardware.
         processes: of this machine, each with a share of the images and of the threads (or a GPU of its own).
+        max_pixels: larger pictures are refused, where ``images`` is no source.
+        progress: say on standard error what is downloaded and what matched.
 
     Returns:
         ``ids`` int64 (N,), ``labels`` int64 (N,; -1 without) and ``features`` (N, F) of ``dtype``.
@@ -95,12 +99,11 @@ def extract(
             where=f"processes={processes}",
             fix="pass a reference and out, or processes=1",
         )
-    network = load(model).to(choose_device(device)) if isinstance(model, str) else model
+    network = load(model, progress=progress).to(choose_device(device)) if isinstance(model, str) else model
     name = model if isinstance(model, str) else network.zoo_info.get("reference")
     how = preprocessing_of(network.zoo_info, name)
-    source = (
-        open_source(images, how=Decoding(channels=len(how["mean"]))) if isinstance(images, str) else images
-    )
+    decoding = Decoding(channels=len(how["mean"]), max_pixels=max_pixels)
+    source = open_source(images, how=decoding) if isinstance(images, str) else images
     precision = _precision(network, source, how, exact)
     if path is None:
         trunk, mode = _prepared(network, precision)

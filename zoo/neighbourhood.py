@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .data.decoding import Decoding
+from .data.decoding import MAX_PIXELS, Decoding
 from .data.folder import FileImages, PackedPaths
 from .data.open import image_name, open_source
 from .data.source import ImageSource
@@ -66,6 +66,7 @@ def neighbours(
     k: int = 10,
     batch_size: int = 64,
     device: str = "auto",
+    max_pixels: int = MAX_PIXELS,
     progress: bool = True,
 ) -> list[Neighbours]:
     """The ``k`` images nearest to each query, by the cosine of pooled features (test transform, eval mode).
@@ -80,6 +81,7 @@ def neighbours(
         k: neighbours of each; all there are, if they are fewer.
         batch_size: images at once; another number can change the last digits of a score.
         device: where to compute; a network that was passed stays where it is.
+        max_pixels: larger pictures are refused (of a source that was passed, among the queries alone).
         progress: say on standard error what is downloaded and what matched.
 
     Returns:
@@ -95,7 +97,7 @@ def neighbours(
         raise InputError("At least one neighbour is searched for.", where=f"k: {k}")
     network = load(model, progress=progress).to(choose_device(device)) if isinstance(model, str) else model
     how = network.zoo_info["preprocessing"]
-    decoding = Decoding(channels=len(how["mean"]))
+    decoding = Decoding(channels=len(how["mean"]), max_pixels=max_pixels)
     source = open_source(images, how=decoding) if isinstance(images, str) else images
     wanted = [_find(os.fspath(one), source) for one in queries]
 

@@ -57,7 +57,11 @@ def verify(reference: str, *, progress: bool = True) -> Verification:
     """
     target = parse_reference(reference)
     if target.kind == "random":
-        raise InputError("A random model has nothing that could be verified.", where=reference)
+        raise InputError(
+            "A random network is drawn from its seed when it is loaded: there is nothing to verify.",
+            where=reference,
+            fix="name a file of weights, a run or a published model",
+        )
     folder = bundle_folder(target)
     if folder is not None:
         return _bundle(Verification(reference, "a published model"), folder, target.kind == "local")

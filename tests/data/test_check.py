@@ -285,6 +285,12 @@ def test_nothing_to_check_is_bad_input(zoo, tmp_path, name, words):
     assert not (tmp_path / "bad.jsonl").exists()
 
 
+def test_fewer_processes_than_none_are_bad_input(mixed, tmp_path):
+    done = command(mixed, "--report", tmp_path / "bad.jsonl", "--workers", -1)
+    assert done.exit_code == 2 and "--workers" in done.output
+    assert not (tmp_path / "bad.jsonl").exists()
+
+
 def test_an_unwritable_report_is_a_failure(zoo, tmp_path):
     folder = image_folder(tmp_path / "images", 2)
     code, out, err = zoo(folder, "--report", tmp_path)

@@ -20,6 +20,7 @@ from made_pictures import (
 )
 from PIL import Image
 
+from tiny import image_folder
 from zoo.data.decode import decode_image
 from zoo.data.decoding import Decoding
 from zoo.errors import InputError, RunError
@@ -39,6 +40,41 @@ def test_too_many_pixels_are_refused_by_the_header():
         how=Decoding(max_pixels=1_000_000),
     )
     assert "--max-pixels" in error.fix and "data.max_pixels=N" in error.fix
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "pretrain",
+            "swav_tiny",
+            "--epochs",
+            1,
+            "--batch-size",
+            4,
+            "--device",
+            "cpu",
+            "--workers",
+            0,
+            "--data",
+            ".",
+        ],
+        ["views", "."],
+        ["extract", "random:resnet18", ".", "--out", "features.npz"],
+        ["neighbours", "random:resnet18", ".", "--query", "000.png"],
+        ["data", "check", ".", "--workers", 0, "--json"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_option_that_helps_is_one_of_the_command(zoo, tmp_path, monkeypatch, words):
+    image_folder(tmp_path / "images", 4, 0)
+    monkeypatch.chdir(tmp_path / "images")
+    for variable in ("ZOO_HOME", "ZOO_CACHE", "ZOO_RUNS"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    code, out, err = zoo(*words, "--max-pixels", 399)
+    assert code in (1, 2)
+    assert "20 x 20 pixels, more than the limit of 399" in out + err
+    assert "raise the limit (--max-pixels" in out + err
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM"])

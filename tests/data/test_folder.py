@@ -267,6 +267,14 @@ def test_missing_lines_of_a_list_are_named(tmp_path):
     assert str(tmp_path) in text
 
 
+def test_a_file_that_is_no_list_fills_no_screen(tmp_path):
+    file = tmp_path / "annotations.json"
+    file.write_text("{" + "0, " * 100_000 + "}")
+    with pytest.raises(InputError, match=r"1 of 1 listed images don't exist \(line 1: \{0, 0, ") as caught:
+        open_list(file)
+    assert len(caught.value.what) < 300
+
+
 def test_an_empty_list_and_a_picture_given_as_a_list(tmp_path):
     (tmp_path / "list.txt").write_text("\n \n")
     with pytest.raises(InputError, match="empty"):

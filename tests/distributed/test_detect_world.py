@@ -15,7 +15,7 @@ from transfer.detect.photos import write_photos_voc
 from weights.published import bundle_at, isolate
 from zoo.engine.slurm import QueuedCommand
 
-from .test_slurm import JOB, cluster, sent, zoo
+from .cluster import JOB, cluster, sent, zoo
 
 __all__ = ["cluster", "zoo"]  # fixtures
 

@@ -241,6 +241,18 @@ def test_output_and_words(capfd: pytest.CaptureFixture[str], monkeypatch: pytest
     assert "OMP_NUM_THREADS" not in os.environ
 
 
+def test_what_all_have_to_say_is_said_once() -> None:
+    body = """
+    from zoo.engine.launch import first_to_say
+    if first_to_say("the same"):
+        note("same")
+    assert first_to_say(f"of {rank} alone")
+    """
+    assert launch(script(body), 2) == 0
+    assert len(notes("same")) == 1
+    assert launching.first_to_say("the same") and launching.first_to_say("the same")  # nobody shares this one
+
+
 def test_a_users_own_thread_count_holds(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

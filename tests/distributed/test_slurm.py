@@ -2,87 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.main import run as zoo_command
 from tiny import ROOT, assert_same_state, image_folder, trace, train
 from zoo.engine.slurm import QueuedCommand
 from zoo.engine.slurm_request import parse_slurm
 from zoo.errors import InputError
 
+from .cluster import JOB, calls, cluster, command, sent, zoo
 from .training import PAIR, environment, images_of, pair, steps_of, wait_until, words
 
 submitit = pytest.importorskip("submitit")
 
-JOB = "4711"
-
-
-def command(folder: Path, name: str, body: str) -> None:
-    """A program of this name; ``calls`` in its folder notes what it was called with."""
-    file = folder / name
-    start = f"""\
-        #!{sys.executable} -SE
-        import os, signal, subprocess, sys, time
-        from pathlib import Path
-        with open({str(folder / "calls")!r}, "a") as calls:
-            calls.write(" ".join([{name!r}, *sys.argv[1:]]) + "\\n")
-        """
-    file.write_text(textwrap.dedent(start) + textwrap.dedent(body), "utf-8")
-    file.chmod(0o755)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs on the PATH: sbatch keeps the script, scontrol agrees, the job is running."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    command(folder, "sbatch", f"print('Submitted batch job {JOB}')")
-    command(folder, "scontrol", "")
-    command(folder, "squeue", "print('RUNNING')")
-    command(folder, "srun", SRUN)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "SUBMITIT_"))]:
-        monkeypatch.delenv(name)
-    return folder
-
-
-@pytest.fixture
-def zoo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[Any, str, str]]]:
-    """Runs a command in a folder of its own: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    logger = logging.getLogger("zoo")
-    before = logger.handlers, logger.propagate, logger.level
-
-    def run(*words: str) -> tuple[Any, str, str]:
-        with pytest.raises(SystemExit) as left:
-            zoo_command(list(words))
-        return left.value.code, *capsys.readouterr()
-
-    yield run
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
-
-
-def calls(cluster: Path, name: str) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        said = (cluster / "calls").read_text("utf-8").splitlines()
-        return [call.removeprefix(f"{name} ") for call in said if call.split()[0] == name]
-    return []
+__all__ = ["cluster", "zoo"]  # fixtures
 
 
 # What is asked for
@@ -186,10 +129,6 @@ def test_the_job_that_is_submitted(cluster: Path, tmp_path: Path, zoo: Any) -> N
     assert {"--kill-on-bad-exit=1", "--cpus-per-task=9", sys.executable} < set(start)
     inner = ["pretrain", "--data", "photos", "--epochs", "3", "--out", str(run)]
     assert sent(logs) == QueuedCommand(["-m", "_zoo_entry", *inner], str(run), 100)
-
-
-def sent(logs: Path) -> Any:
-    return submitit.core.utils.DelayedSubmission.load(logs / f"{JOB}_submitted.pkl").function
 
 
 def test_a_job_for_programs(cluster: Path, tmp_path: Path, zoo: Any) -> None:
@@ -395,31 +334,6 @@ def test_submitits_own_executors_run_it(cluster: Path, tmp_path: Path) -> None:
 
 
 # All of it: submitted, told that its time is up, queued again, done
-
-# Starts SLURM_NTASKS tasks, notes their numbers, and ends all when one leaves with anything but 0.
-SRUN = """
-words = sys.argv[1:]
-output = words[words.index("--output") + 1]
-count = int(os.environ["SLURM_NTASKS"])
-tasks = []
-for rank in range(count):
-    place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0"}
-    place["SLURM_STEP_NODELIST"] = "127.0.0.1"
-    log = open(output.replace("%j", os.environ["SLURM_JOB_ID"]).replace("%t", str(rank)), "a")
-    python = words[words.index("-u") - 1:]
-    tasks.append(subprocess.Popen(python, env={**os.environ, **place}, stdout=log, stderr=log))
-Path(os.environ["TASKS"]).write_text(" ".join(str(task.pid) for task in tasks))
-codes = {}
-while len(codes) < count:
-    for rank, task in enumerate(tasks):
-        if task.poll() is not None and rank not in codes:
-            codes[rank] = task.returncode
-            if task.returncode:
-                for other in tasks:
-                    other.terminate()
-    time.sleep(0.02)
-sys.exit(max(abs(code) for code in codes.values()))
-"""
 
 
 @pytest.mark.parametrize("processes", [1, 2])

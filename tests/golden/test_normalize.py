@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from zoo.data.views.apply import blur, normalize, translate_reflect
-from zoo.data.views.params import ViewParams, ViewPlan
+from zoo.data.views.params import DRAWS_PER_VIEW, CropSpec, ViewParams, ViewPlan, draw_view
 
 from .cases import case_ids, load
 
@@ -65,6 +67,25 @@ def test_blur(shared: Path, name: str) -> None:
     pixels = case.inputs["image_hwc"].numpy()
     view = _view(pixels.shape[0], blur_radius=case.args["radius"])
     case.check("image_hwc", torch.from_numpy(blur(pixels, view, ViewPlan(()))))
+
+
+@pytest.mark.parametrize("name", case_ids("blur_random_decisions"))
+def test_the_decision_to_blur_and_the_radius(shared: Path, name: str) -> None:
+    """From the same uniform numbers: the reference draws one from NumPy, the other from Python's ``random``."""
+    case = load(shared, name)
+    plan = ViewPlan((CropSpec(24, 0.14, 1.0),))
+
+    def radius_of(*last: float) -> float | None:
+        draws = [0.0] * (DRAWS_PER_VIEW - 2)  # those before the decision and the radius
+        return draw_view(plan, plan.crops[0], 24, 20, [*draws, *last]).blur_radius
+
+    applied, radii = [], []
+    for seed in case.args["seeds"]:
+        decision, radius = np.random.RandomState(seed).rand(), random.Random(seed).random()
+        applied.append(radius_of(decision, radius) is not None)
+        radii.append(radius_of(0.0, radius))  # stated for every seed
+    case.check("applied", torch.tensor(applied))
+    case.check("radius", torch.tensor(radii, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", case_ids("amdim_translate"))

@@ -259,6 +259,13 @@ def test_a_bank_larger_than_the_gpus_memory_is_refused_by_its_bytes(
     with pytest.raises(InputError, match=f"take {needed} bytes") as caught:
         Session(resolved, torch.device("cuda", 1), WorldOfOne())
     assert "cuda:1 has" in caught.value.what
+    # Processes on processors share the machine's.
+    monkeypatch.setattr("zoo.pretrain.session.machine_memory", lambda: 3 * needed - 1)
+    Session(resolved, torch.device("cpu"), WorldOfOne())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(InputError, match=f"take {needed} bytes") as caught:
+        Session(resolved, torch.device("cpu"), WorldOfOne())
+    assert "each of 3 processes here has" in caught.value.what
 
 
 def test_changed_settings_are_refused_when_a_run_goes_on(run):

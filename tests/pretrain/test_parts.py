@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tiny import assert_same_state, go_on, image_folder, state, train
+from tiny import StopAfter, assert_same_state, go_on, image_folder, state, trace, train
 from zoo.data.loader import Batch
 from zoo.engine.collectives import WorldOfOne
+from zoo.engine.loop import Callback, Loop
 from zoo.engine.memory import explained_memory
-from zoo.errors import RunError
+from zoo.errors import InputError, RunError
 from zoo.models.factory import create_trunk
 from zoo.models.recompute import recompute_blocks
 from zoo.pretrain.methods.config_base import RunShape
@@ -90,12 +91,12 @@ def test_a_batch_is_split_view_by_view():
 
 def test_a_run_in_parts_resumes_bit_for_bit(images, tmp_path):
     options = {"engine__accumulate": 2, "engine__ema_decay": 0.9, "method__queue_length": 16}
-    straight = train(images, tmp_path / "straight", epochs=2, **options)
-    train(images, tmp_path / "halves", epochs=1, **options)
-    go_on(tmp_path / "halves", epochs=2)
-    again = train(images, tmp_path / "again", epochs=2, **options)
-    assert_same_state(straight.path, again.path)
-    assert state(tmp_path / "halves")["shared/step"] == state(straight.path)["shared/step"]
+    whole = train(images, tmp_path / "whole", **options)
+    half = train(images, tmp_path / "half", callbacks=(StopAfter(4),), **options)
+    assert any(key.startswith("shared/average/") for key in state(half.path))
+    go_on(half.path)
+    assert trace(half.path) == trace(whole.path)
+    assert_same_state(half.path, whole.path)
 
 
 def test_the_average_follows_the_weights_and_is_published(images, tmp_path):
@@ -153,6 +154,11 @@ def test_a_compiled_trunk_trains_to_nearly_the_same(images, tmp_path):
     assert all(torch.allclose(a[k].double(), b[k].double(), rtol=1e-2, atol=1e-3) for k in a)
 
 
+def test_a_compiled_trunk_cannot_be_computed_twice(images, tmp_path):
+    with pytest.raises(InputError, match="leave out compile or activation_checkpointing"):
+        train(images, tmp_path / "run", engine__compile=True, engine__activation_checkpointing=True)
+
+
 def test_memory_that_runs_out_says_what_to_change():
     _, batch = batch_of(0)
     with (
@@ -165,10 +171,20 @@ def test_memory_that_runs_out_says_what_to_change():
         1 / 0  # noqa: B018
 
 
+class Greedy(Callback):
+    """Wants all memory when the gradients are there: an optimizer makes its moments then."""
+
+    def on_gradients(self, loop: Loop) -> None:
+        torch.empty(2**60)
+
+
+def test_memory_that_runs_out_after_the_gradients_is_explained_too(images, tmp_path):
+    with pytest.raises(RunError, match="Memory ran out on cpu in a step of 8 images"):
+        train(images, tmp_path / "run", callbacks=(Greedy(),))
+
+
 @pytest.mark.parametrize("parts", [3, 8])  # no equal parts, and parts of one image
 def test_a_batch_that_cannot_be_shared_is_refused(images, tmp_path, parts):
-    from zoo.errors import InputError
-
     with pytest.raises(InputError, match="can't be shared equally by 1 process") as caught:
         train(images, tmp_path / "run", engine__accumulate=parts)
     assert "two images or more each" in caught.value.what

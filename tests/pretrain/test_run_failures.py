@@ -129,6 +129,12 @@ def test_a_place_that_cannot_be_written(images, tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
+def test_an_address_for_copies_that_cannot_be_leaves_no_run_behind(images, tmp_path):
+    with pytest.raises(InputError, match="nope://"):
+        train(images, tmp_path / "run", checkpoint__copy_to="nope://bucket/run")
+    assert not (tmp_path / "run").exists()  # the same command, mended, finds its --out free
+
+
 def test_a_second_process_on_the_same_run_is_refused(images, tmp_path):
     run = train(images, tmp_path / "run", callbacks=(StopAfter(2),))
     holder = (

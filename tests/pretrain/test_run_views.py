@@ -186,6 +186,14 @@ def test_the_trunk_sees_the_same_views_wherever_colours_are_made(images):
         assert 0 < difference.mean() < 0.03
 
 
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_colours_on_the_device_train_in_half_precision(images, tmp_path, half):
+    colours = {"data__augment_on": "device", "views__jitter_p": 1.0, "views__blur_p": 1.0}
+    run = train(images, tmp_path / "run", precision=half, epochs=1, **colours)
+    assert (run.step, run.exit_code) == (3, 0)
+    assert all(np.isfinite(loss) for _, loss, _ in trace(run.path))
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_colours_on_the_device_do_not_depend_on_workers(images, tmp_path):
     alone = train(images, tmp_path / "alone", data__augment_on="device", epochs=1)

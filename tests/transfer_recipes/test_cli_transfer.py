@@ -98,3 +98,9 @@ def test_help_shows_the_settings_of_each_recipe(command):
         assert recipe in out
     out = command("transfer", "semisup", "--help")[1]
     assert "--fraction" in out and "--lr-head" in out and "--allow-overlap" in out
+
+
+def test_the_help_names_what_a_recipe_takes(command):
+    _, detect, _ = command("transfer", "detect", "--help")
+    assert "Further values of --backbone-lr." in detect and "--max-pixels" not in detect
+    assert "--max-pixels" in command("transfer", "knn", "--help")[1]

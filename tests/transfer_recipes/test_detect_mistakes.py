@@ -16,6 +16,7 @@ from transfer.detect.batches import Stream
 from transfer.detect.coco_scores import coco_scores
 from transfer.detect.config import DetectConfig
 from transfer.detect.datasets import open_sets, read_sets
+from transfer.detect.detr.views import detr_size
 from transfer.detect.models.detectors import DetectorSettings, build_detector
 from transfer.detect.models.images import Images, Target
 from transfer.detect.models.rpn import RpnSettings
@@ -25,7 +26,7 @@ from weights.published import assert_clear
 from zoo.errors import InputError
 from zoo.models.factory import create_trunk
 
-from .test_detect_data import annotation, change, checked, thing, tiny_coco, tiny_voc, wrong
+from .tiny_boxes import annotation, change, checked, thing, tiny_coco, tiny_voc, wrong
 
 __all__ = ["tiny_coco", "tiny_voc"]  # fixtures
 
@@ -74,6 +75,10 @@ def test_what_would_be_passed_over_is_refused(command, tiny_coco, tmp_path):
     assert_clear(command(*words, "--method", "swaw"), "detect: method", "'swav' or 'moco'")
     assert_clear(command(*words, "--tracker", "tensorbord"), "tensorbord", "tensorboard")
     assert_clear(command(*words, "--max-pixels", 1000), "Detection has no max_pixels")
+    for asked in (("--ap", "area"), ("--no-rounding",)):
+        assert_clear(
+            command(*words, *asked), "val2017 is scored by COCO's rules", f"where: {' '.join(asked)}"
+        )
 
 
 def test_half_a_data_set_is_told_from_none(tiny_coco, tmp_path):
@@ -241,6 +246,8 @@ def test_lines_of_a_table_that_say_too_little(tmp_path):
 def test_the_thinnest_image_has_a_view():
     assert output_size(1, 1000, 240, 480) == (1, 480) and output_size(3000, 1, 240, 480) == (480, 1)
     assert output_size(1, 1, 240, 480) == (240, 240)
+    assert detr_size(1, 3000, 240, 480) == (1, 480) and detr_size(5000, 2, 240, 480) == (480, 1)
+    assert detr_size(1, 1, 240, 480) == (240, 240)
 
 
 def test_one_class_one_pixel_and_a_turned_image(command, small, tmp_path):
@@ -332,3 +339,5 @@ def test_scores_of_other_images_or_rules_are_not_taken(command, small, tiny_voc,
         assert [image["image"] for image in json.loads(out)["images"]] == ["a.jpg", "a.png", "b.png"]
         names = sorted(path.name for path in (pictures / "drawn").iterdir())
         assert names == ["a.jpg.png", "a.png.png", "b.png", "predictions.json"]
+    too_large = "has 40 x 30 pixels, more than the limit of 1000"
+    assert_clear(command(*call, tmp_path / "few", "--max-pixels", 1000), too_large, "--max-pixels")

@@ -15,6 +15,7 @@ from transfer.detect.models.detectors import DetectorSettings, build_detector
 from transfer.detect.photos import write_photos_voc
 from transfer.detect.saved import SavedDetector, load_detector, save_detector, start_from
 from transfer.detect.training import Normalisation
+from transfer.detect.worker import main as worker
 from transfer.run import transfer
 from weights.published import assert_clear, in_fresh_process
 from zoo.engine.collectives import WorldOfOne
@@ -198,3 +199,20 @@ def test_the_others_take_the_first_ones_word(tmp_path, monkeypatch):
         open_together(str(tmp_path), None, config, Told(None))
     with pytest.raises(InputError, match="wrong with the data"):
         open_together(str(tmp_path), None, config, WorldOfOne())
+
+
+def test_what_all_processes_find_is_said_by_one(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("transfer.detect.photos._COUNTS", {"trainval": 12, "test": 4})
+    monkeypatch.setenv("ZOO_LAUNCH_FOLDER", str(tmp_path))  # as of one group of processes
+    work = {
+        "reference": "nobody/nothing",
+        "dataset": "builtin:photos-voc",
+        "data": None,
+        "out": str(tmp_path),
+    }
+    for reference in ("nobody/nothing", "nobody/nothing", "random:amdim"):
+        request = {"work": {**work, "reference": reference}, "settings": {}, "sizes": None}
+        (tmp_path / "request.json").write_text(json.dumps(request))
+        assert worker(str(tmp_path / "request.json")) == 2
+    said = capfd.readouterr().err
+    assert said.count("where: nobody/nothing") == 1 and said.count("stages of a ResNet") == 1

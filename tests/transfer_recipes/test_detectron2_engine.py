@@ -19,6 +19,7 @@ from transfer.detect.batches import view_for_test
 from transfer.detect.coco_scores import read_results
 from transfer.detect.config import DetectConfig
 from transfer.detect.datasets import read_sets
+from transfer.detect.detectron2_engine.data import register
 from transfer.detect.detectron2_engine.engine import precision_for
 from transfer.detect.detectron2_engine.settings import contradictions
 from transfer.detect.judge import detect_one
@@ -231,6 +232,19 @@ def test_a_stopped_training_goes_on(narrow, ten, trained, tmp_path, monkeypatch)
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert [line["loss"] for line in lines(tmp_path / "part")] == [line["loss"] for line in lines(folder)]
+
+
+def test_two_years_are_no_set_that_it_can_score(part, ten, tmp_path):
+    """Its evaluator reads one year's folder: of both years it would score one, and not say so."""
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+
+    images = read_sets(str(ten), None, DetectConfig()).train
+    assert MetadataCatalog.get(register(images, "mine", "train")).evaluator_type == "pascal_voc"
+    images.pictures[-1].path = tmp_path / "VOC2012" / "JPEGImages" / "a.jpg"
+    name = register(images, "voc07+12", "train")
+    about = MetadataCatalog.get(name)
+    assert not hasattr(about, "evaluator_type") and not hasattr(about, "dirname")
+    assert about.thing_classes == list(images.classes) and len(DatasetCatalog.get(name)) == 10
 
 
 def test_two_processes_share_a_batch(narrow, ten, trained, part, tmp_path, monkeypatch):

@@ -307,11 +307,20 @@ def test_images_without_boxes_are_trained_on_and_boxes_outside_are_cut(command, 
     assert code == 0, err
     notes = " | ".join(json.loads(out)["details"]["notes"])
     assert "1 images of train without an object to train on are kept" in notes
+    assert "--keep-empty" not in notes  # nobody asked for it
     assert "reach beyond" in notes and "empty or outside and dropped" in notes
     assert "1 images of train have more objects (up to 2) than the detector has queries (1)" in notes
     assert err.index("more objects") < err.index("100%") if "100%" in err else "more objects" in err
     lines = lines_of(tmp_path / "out" / "run-0")
     assert len(lines) == 2 and all(math.isfinite(line["loss"]) for line in lines)
+
+
+def test_of_two_processes_a_rate_that_diverges_ends_itself_alone(judged, capfd):
+    result = judged("two", nproc=2, batch_size=2, steps=3, backbone_lr=(1e30, 1e-5), seed=1)
+    selection = result["details"]["selection"]
+    assert selection["chosen"] == 1e-5 and selection["AP"]["1e+30"] is None
+    assert isinstance(selection["AP"]["1e-05"], float) and result["details"]["diverged"] is False
+    assert capfd.readouterr().err.count("backbone lr 1e+30: diverged") == 1
 
 
 def test_a_training_that_diverges_is_flagged(judged):

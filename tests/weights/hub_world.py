@@ -15,7 +15,7 @@ from zoo.weights.bundle import SUMS, read_bundle
 from zoo.weights.hubs.hf_download import cache_folder, fetch_model
 from zoo.weights.hubs.transport import Patience
 
-from .hub_server import TOKEN, Hub
+from .hub_state import TOKEN, Hub
 from .published import bundle_at, describe
 
 QUICK = Patience(timeout=10.0, attempts=3, pause=0.0)

@@ -369,4 +369,5 @@ def test_what_is_not_there_is_bad_input(command, tmp_path):
     assert_clear(command("doctor", f"file:{tmp_path}/nothing"), "nothing")
     assert_clear(command("doctor", "swav_resnet50.80ep"), "swav_resnet50.800ep")
     assert_clear(command("doctor", tmp_path), tmp_path)
-    assert_clear(command("doctor", "random:resnet18"), "random")
+    for words in (("doctor",), ("verify",), ("convert", "--to", "torchvision", "--out", tmp_path / "it.pth")):
+        assert_clear(command(*words, "random:resnet18"), "random:resnet18", "fix:   name a file of weights")

@@ -134,7 +134,15 @@ def test_two_processes_write_what_one_writes_and_go_on_where_one_stopped(images,
     interrupted(images, out)
     words = ("extract", "me/small", images, "--batch-size", 4, "--exact")
     assert command(*words, "-o", out, "--processes", 2)[0] == 0
-    assert command(*words, "-o", other)[0] == 0
+    code, said, err = command(*words, "-o", other, "--json", "--quiet")
+    assert (code, err) == (0, "")
+    assert json.loads(said) == {
+        "schema": 1,
+        "path": str(other),
+        "manifest": f"{other}.json",
+        "images": 40,
+        "width": 64,
+    }
     assert bytes_of(out) == bytes_of(other)
     assert not list(tmp_path.glob(".*"))
 

@@ -20,7 +20,7 @@ from zoo.weights.hubs.hf_refused import Refused, hub_httpx
 from zoo.weights.hubs.local import LocalHub
 from zoo.weights.reference import parse_reference
 
-from .hub_server import TOKEN, Fault
+from .hub_state import TOKEN, Fault
 from .hub_world import HF, NAME, ONCE, QUICK, forget, model, send, settle
 from .published import command, flip  # noqa: F401
 

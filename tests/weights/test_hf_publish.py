@@ -15,7 +15,7 @@ from zoo.publishing import Plan
 from zoo.weights.bundle import SUMS, weights_digest
 from zoo.weights.hubs.hf_download import fetch_model
 
-from .hub_server import TOKEN, Fault, Repo
+from .hub_state import TOKEN, Fault, Repo
 from .hub_world import FILES, HF, NAME, assert_published, model, send
 from .published import assert_clear
 

@@ -10,7 +10,7 @@ import pytest
 from zoo.errors import InputError, RunError
 from zoo.weights.bundle import read_bundle
 
-from .hub_server import PAGE, TOKEN, Fault, Repo
+from .hub_state import PAGE, TOKEN, Fault, Repo
 from .hub_world import HF, NAME, ONCE, assert_published, model, send
 
 STEPS = [

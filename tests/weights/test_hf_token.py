@@ -11,7 +11,7 @@ from zoo.weights.hubs.hf_client import Client
 from zoo.weights.hubs.hf_download import fetch_model
 from zoo.weights.hubs.hf_refused import hub_httpx, hub_utils
 
-from .hub_server import TOKEN, Fault
+from .hub_state import TOKEN, Fault
 from .hub_world import HF, NAME, QUICK, forget, model, send
 
 

@@ -16,7 +16,8 @@ from tiny import ROOT
 from zoo.errors import InputError
 from zoo.weights.hub_card import check_card, hub_card
 
-from .hub_server import TOKEN, serving
+from .hub_server import serving
+from .hub_state import TOKEN
 from .hub_world import HF, NAME, model, send, settle
 from .published import describe, publish, standard
 

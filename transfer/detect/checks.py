@@ -96,7 +96,7 @@ def check_boxes(
     _note(what, cut, f"boxes {where} reach beyond their image and are cut at its edge")
     _note(what, dropped, f"boxes {where} are empty or outside" + (" and dropped" if not fixed else ""))
     _note(what, crowds, f"crowds {where} are not trained on")
-    verb = "are kept as such (--keep-empty)" if keep_empty else "are left out (--keep-empty keeps them)"
+    verb = "are kept as such" if keep_empty else "are left out (--keep-empty keeps them)"
     _note(what, empty, f"images {where} without an object to train on {verb}")
     if images.expected is not None and images.expected != len(images):
         what.append(f"the published {images.name} has {images.expected} images, this one {len(images)}")

@@ -71,7 +71,9 @@ def open_sets(
     Raises:
         InputError: no such data, or everything that is wrong with it.
     """
-    sets = check_sets(read_sets(dataset, data, config), config, sizes)
+    sets = read_sets(dataset, data, config)
+    _refuse_voc_scoring(sets.test, config)
+    sets = check_sets(sets, config, sizes)
     require_none(sets.problems)
     if sets.test.kind == "coco":
         need_hotcoco()  # else it would be missed when the training is over
@@ -158,6 +160,18 @@ def _refuse_splits(dataset: str, config: DetectConfig) -> None:
                 f"{dataset} has its published split, and no other.",
                 where=f"--{name.replace('_', '-')} {getattr(config, name)}",
                 fix="leave it out, or pass the folder itself as --dataset",
+            )
+
+
+def _refuse_voc_scoring(test: BoxSet, config: DetectConfig) -> None:
+    """How VOC scores is not asked of COCO, which has rules of its own."""
+    given = {f"--ap {config.ap}": config.ap, "--no-rounding": not config.rounding}
+    for option, value in given.items():
+        if value and test.kind == "coco":
+            raise InputError(
+                f"{test.name} is scored by COCO's rules: {option.split()[0]} is of VOC's.",
+                where=option,
+                fix="leave it out",
             )
 
 

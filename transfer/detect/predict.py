@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from zoo.data.decode import decode_image
+from zoo.data.decode import IMAGE_SUFFIXES, decode_image
+from zoo.data.decoding import MAX_PIXELS, Decoding
 from zoo.engine.precision import choose_device, choose_precision, compute_threads
 from zoo.errors import InputError
 from zoo.files import disk_errors, whole_file, write_json
@@ -28,7 +29,6 @@ __all__ = ["SCORE", "draw", "predict"]
 
 SCORE = 0.5
 SCHEMA = 1
-_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
 _MASK = 0.45  # opacity
 
 
@@ -40,6 +40,7 @@ def predict(
     score: float = SCORE,
     device: str = "auto",
     precision: str = "auto",
+    max_pixels: int = MAX_PIXELS,
 ) -> dict[str, Any]:
     """Draw boxes (and masks) above a score onto each picture, and write them all down.
 
@@ -50,6 +51,7 @@ def predict(
         score: what is drawn has at least this score.
         device: where to compute.
         precision: how.
+        max_pixels: larger pictures are refused.
 
     Returns:
         JSON: ``schema``, ``out``, and for each image its boxes (x1, y1, x2, y2 in pixels from 0), labels and scores.
@@ -68,7 +70,7 @@ def predict(
     with compute_threads(how.device, 0), disk_errors("Writing the drawn pictures", target):
         for file, place in places.items():
             name = file.name if source.is_file() else file.relative_to(source).as_posix()
-            pixels = decode_image(file)
+            pixels = decode_image(file, how=Decoding(max_pixels=max_pixels))
             size = pixels.shape[0], pixels.shape[1]
             sides = saved.detector.view_size(*size, saved.test_size, saved.most)
             view = to_tensor(resize(pixels, sides))
@@ -112,7 +114,7 @@ def _pictures(source: Path, target: Path) -> Iterator[Path]:
     for path in sorted(source.rglob("*")):
         if inside is not None and inside in path.resolve().parents:
             continue
-        if path.suffix.lower() in _ENDINGS and path.is_file():
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
             yield path
 
 

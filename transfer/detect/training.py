@@ -99,8 +99,12 @@ class _Learner(nn.Module):
         losses = self.detector.losses(images, batch.targets(images.pixels.device), self.world)
         total = torch.stack(list(losses.values())).sum()
         values = torch.stack([loss.detach() for loss in losses.values()]).tolist()
-        self.diverged = not all(math.isfinite(value) for value in values)
         return total, {**dict(zip(losses, values, strict=True)), **self.detector.figures}
+
+    def note_divergence(self, loop: Loop, batch: DetectionBatch, loss: float) -> tuple[str, None]:
+        """The loop's ``autopsy``: in every process at once the loss of all is not finite."""
+        self.diverged = True
+        return "", None
 
     def on_epoch_start(self, epoch: int, batches: Any) -> None: ...
     def before_step(self, step: int, epoch: int) -> None:
@@ -140,7 +144,7 @@ def train(
         world: the processes that train together.
 
     Raises:
-        RunError: the disk failed, or memory ran out.
+        RunError: the disk failed, or memory ran out; or of several processes one met a number that isn't finite.
     """
     protocol, folder = plan.protocol, plan.folder
     watchers: list[Callback] = []
@@ -164,10 +168,11 @@ def train(
         try:
             loop.run(stop)
         except (RunError, FloatingPointError) as error:
-            blown_up = isinstance(error, FloatingPointError) or learner.diverged or not _is_finite(detector)
-            if not blown_up:
+            # A loss or a parameter that isn't finite is met by all processes at once, a proposal perhaps by one.
+            alone = isinstance(error, FloatingPointError)
+            if not (alone or learner.diverged or not _is_finite(detector)):
                 raise
-            if world.world_size > 1:  # the others wait for this one: only its end frees them
+            if alone and world.world_size > 1:  # the others may wait for this one: only its end frees them
                 raise RunError(f"The training diverged at step {loop.step}.", fix="lower the lr") from error
             return Ended(loop.step, math.nan, 0, diverged=True)
         if loop.step < plan.steps:
@@ -207,6 +212,7 @@ def make_loop(
         world=world,
         compute=_averaged(learner, world, precision),
         clip=protocol.clip if isinstance(protocol, DetrProtocol) else 0.0,
+        autopsy=learner.note_divergence,
     )
 
 

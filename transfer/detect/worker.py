@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from zoo.engine.launch import first_to_say
 from zoo.engine.world import process_world
 from zoo.errors import ZooError
 from zoo.files import read_json, write_json
@@ -26,8 +27,8 @@ def main(request: str) -> int:
         with process_world(what.device) as place:
             found = work(what, config, place, asked["sizes"])
     except ZooError as error:
-        rank = os.environ.get("RANK", "0")
-        print(f"error{'' if rank == '0' else f' in process {rank}'}: {error}", file=sys.stderr)
+        if first_to_say(f"{error.what} {error.where}"):
+            print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if os.environ.get("RANK") == "0":
         write_json(Path(request).with_name("answer.json"), found)

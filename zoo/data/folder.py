@@ -29,6 +29,7 @@ _RUN = 1 << 20
 _PICTURES = frozenset(suffix[1:].encode() for suffix in IMAGE_SUFFIXES)
 # As many different endings are counted apart: numbered files ("frame.000123") can have millions.
 _ENDINGS = 1000
+_LINE = 200  # letters of a line that a message shows: the file may be no list at all
 
 
 class PackedPaths:
@@ -341,7 +342,7 @@ def open_list(file: Path, name: str | None = None) -> FileImages:
             paths.append(line)
             if not os.path.isfile(os.path.join(root, line)):
                 absent += 1
-                shown += [f"line {number}: {os.fsdecode(line)}"] if absent <= 3 else []
+                shown += [f"line {number}: {os.fsdecode(line)[:_LINE]}"] if absent <= 3 else []
     except OSError as error:
         raise InputError(f"The list of images can't be read ({error.strerror}).", where=file) from None
     if not paths:

@@ -17,7 +17,7 @@ from ..errors import InputError, RunError
 from ..files import write_json
 from .checkpoint import MANIFEST, CheckpointFolder, step_name, step_of
 
-__all__ = ["CheckpointCopy", "without_credentials"]
+__all__ = ["CheckpointCopy", "check_address", "without_credentials"]
 
 log = logging.getLogger("zoo")
 
@@ -155,30 +155,7 @@ class CheckpointCopy:
             self._there.discard(step)
 
     def _check_address(self) -> None:
-        from fsspec.registry import (  # type: ignore[import-untyped]
-            get_filesystem_class,
-            known_implementations,
-        )
-        from fsspec.utils import get_protocol  # type: ignore[import-untyped]
-
-        fix = "give a path or an address such as s3://bucket/folder"
-        if not self._address.strip():
-            raise InputError("The address for copies of checkpoints is empty.", fix=fix)
-        protocol = get_protocol(self._address)
-        try:
-            kind = get_filesystem_class(protocol)
-        except ValueError:
-            raise InputError(
-                f"Nothing is known of addresses of the kind {protocol}://.", where=self._label, fix=fix
-            ) from None
-        except ImportError as error:
-            package = known_implementations[protocol]["class"].partition(".")[0]
-            raise InputError(
-                f"Copies of checkpoints to {protocol}:// need a package that isn't installed "
-                f"({error.__cause__ or error}).",
-                where=self._label,
-                fix=f'pip install "{f"fsspec[{protocol}]" if package == "fsspec" else package}"',
-            ) from None
+        kind, protocol = _file_system(self._address)
         if protocol in ("file", "local"):
             # Absolute, whatever becomes the working folder later.
             self._address = kind._strip_protocol(self._address)
@@ -195,6 +172,43 @@ class CheckpointCopy:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return shown_urls(without_secrets(text))
+
+
+def check_address(address: str) -> None:
+    """Refuse an address that no copy can be kept at, before anything is made; nothing is asked of it.
+
+    Raises:
+        InputError: no address, or one that needs a package which isn't there.
+    """
+    _file_system(address)
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    """fsspec's class for an address, and what its kind is called."""
+    from fsspec.registry import (  # type: ignore[import-untyped]
+        get_filesystem_class,
+        known_implementations,
+    )
+    from fsspec.utils import get_protocol  # type: ignore[import-untyped]
+
+    fix, label = "give a path or an address such as s3://bucket/folder", without_credentials(address)
+    if not address.strip():
+        raise InputError("The address for copies of checkpoints is empty.", fix=fix)
+    protocol = get_protocol(address)
+    try:
+        return get_filesystem_class(protocol), protocol
+    except ValueError:
+        raise InputError(
+            f"Nothing is known of addresses of the kind {protocol}://.", where=label, fix=fix
+        ) from None
+    except ImportError as error:
+        package = known_implementations[protocol]["class"].partition(".")[0]
+        raise InputError(
+            f"Copies of checkpoints to {protocol}:// need a package that isn't installed "
+            f"({error.__cause__ or error}).",
+            where=label,
+            fix=f'pip install "{f"fsspec[{protocol}]" if package == "fsspec" else package}"',
+        ) from None
 
 
 def _secrets(address: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import logging
 import os
 import runpy
@@ -20,7 +21,7 @@ from typing import Any
 
 from ..errors import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_SAVED, InputError, RunError
 
-__all__ = ["die_with_parent", "launch", "leave_for_good", "run_worker"]
+__all__ = ["die_with_parent", "first_to_say", "launch", "leave_for_good", "run_worker"]
 
 log = logging.getLogger("zoo")
 
@@ -241,6 +242,19 @@ def leave_for_good() -> None:
     folder = os.environ.get(_FOLDER)
     if folder is not None:
         Path(folder, _FOR_GOOD).touch()
+
+
+def first_to_say(text: str) -> bool:
+    """Whether no other process that ``launch`` started with this one asked before with the same text."""
+    folder = os.environ.get(_FOLDER)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            mark = Path(folder, f"said-{hashlib.sha256(text.encode(errors='replace')).hexdigest()}")
+            try:
+                mark.touch(exist_ok=False)
+            except FileExistsError:
+                return False
+    return True
 
 
 def run_worker(folder: str, restart: int, threads: int) -> None:

@@ -192,7 +192,8 @@ class Loop:
             self.sections.mark("other")
             for callback in self.callbacks:
                 callback.on_batch(batch)
-            loss, lr, logs = self._one_step(batch, epoch)
+            with explained_memory(batch, self.precision.device):
+                loss, lr, logs = self._one_step(batch, epoch)
             done = time.perf_counter()
             self.sections.end()
             self.elapsed += done - began
@@ -250,8 +251,7 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.learner.before_step(self.step, epoch)
-        with explained_memory(batch, self.precision.device):
-            loss, logs = self._gradients(batch)
+        loss, logs = self._gradients(batch)
         own = loss.clone()
         value = float(self.world.sum_(loss)) / self.world.world_size
         if not math.isfinite(value):

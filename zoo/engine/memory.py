@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ..errors import RunError
+from ..errors import RunError, is_out_of_memory
 
 __all__ = ["explained_memory"]
 
 _GIGA = 2**30
-_CPU_SIGN = "DefaultCPUAllocator"
 _ADVICE = (
     "what a step needs grows with these pixels. From the least change to the greatest, with what is left "
     "of a ResNet-50's memory: --set engine.accumulate=2 (the same batch in two parts: 50 %; in four: 29 %), "
@@ -40,9 +39,8 @@ def explained_memory(batch: Any, device: torch.device) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # torch's own out-of-memory error is a RuntimeError
-        out = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-        if not isinstance(error, out | MemoryError) and _CPU_SIGN not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         pixels = sum(view.shape[0] * view.shape[-1] * view.shape[-2] for view in batch.views)
         views = ", ".join(f"{view.shape[0]} of {view.shape[-1]} px" for view in batch.views)

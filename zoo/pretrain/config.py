@@ -244,6 +244,15 @@ class EngineConfig(Strict):
     batchnorm_group: PositiveInt | None = None
     views_apart: bool = False
 
+    @model_validator(mode="after")
+    def _compiled_or_computed_twice(self) -> EngineConfig:
+        if self.compile and self.activation_checkpointing:
+            raise ValueError(
+                "torch.compile takes no blocks that are computed twice, and saves some memory by itself: leave out "
+                "compile or activation_checkpointing"
+            )
+        return self
+
 
 class HealthConfig(Strict):
     """The doctor (``zoo.pretrain.health``): looks at a step out of ``every``; 0: never.

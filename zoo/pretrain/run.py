@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..data.open import absolute_source
+from ..engine.checkpoint_copy import check_address
 from ..engine.collectives import Collectives
 from ..engine.dashboards import check_trackers
 from ..engine.launch import leave_for_good
@@ -132,6 +133,8 @@ def start(
         flags["data.sources"] = [data] if isinstance(data, str) else list(data)
     resolved = _absolute_paths(resolve(recipe, overrides, flags))
     check_trackers(trackers)
+    if resolved.recipe.checkpoint.copy_to is not None:
+        check_address(resolved.recipe.checkpoint.copy_to)
     with process_world(resolved.recipe.device) as (device, world):
         begun = _begun_before(out, world)
         if begun is not None:
@@ -327,7 +330,7 @@ def _absolute_paths(resolved: Resolved) -> Resolved:
         "sources": tuple(map(absolute_source, recipe.data.sources)),
         "class_index": index if index is None else _absolute(index),
     }
-    checkpoint = {"copy_to": copy_to if copy_to is None or ":" in copy_to else _absolute(copy_to)}
+    checkpoint = {"copy_to": copy_to if not copy_to or ":" in copy_to else _absolute(copy_to)}
     update = {
         "data": recipe.data.model_copy(update=data),
         "checkpoint": recipe.checkpoint.model_copy(update=checkpoint),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from .environment import describe_environment
 from .health import Autopsy, doctor_of
 from .images import OwnTransform, RunImages, view_preparer
 from .methods.base import Method
+from .methods.config_base import machine_memory
 from .online_probe import probe_of
 from .publish import read_run
 from .resolve import Resolved
@@ -64,9 +66,11 @@ def _precision(wanted: str, before: str | None, device: torch.device, world: Col
 
 
 def _memory_of(device: torch.device) -> dict[str, Any]:
-    """What a method's dictionaries must fit into, as ``RunShape`` calls it; nothing for a processor's."""
+    """What a method's dictionaries must fit into, as ``RunShape`` calls it: a GPU, or a share of this machine."""
     if device.type != "cuda":
-        return {}
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        there = machine_memory() // processes
+        return {"memory": there, "place": f"each of {processes} processes here"} if processes > 1 else {}
     return {"memory": torch.cuda.mem_get_info(device)[1], "place": str(device)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,14 @@ import numpy as np
 
 from ..data.decode import IMAGE_SUFFIXES, Picture, open_image
 from ..data.decoding import PLAIN, Decoding
+from ..data.identify import kind_of
 from ..data.open import open_source
 from ..data.source import open_picture
 from ..data.views.apply import apply_view
 from ..data.views.grid import draw_grid
 from ..data.views.maker import PlannedViews
 from ..data.views.params import ViewPlan
-from ..data.views.presets import PRESETS, find_preset
+from ..data.views.presets import PRESETS, SHORT, find_preset
 from ..errors import InputError, did_you_mean
 from ..files import disk_errors, whole_file
 from ..keyed import keyed_key
@@ -26,7 +27,14 @@ __all__ = ["show_views"]
 
 
 def show_views(
-    source: str, preset: str, out: Path, *, count: int = 4, epoch: int = 0, seed: int = 0
+    source: str,
+    preset: str,
+    out: Path,
+    *,
+    count: int = 4,
+    epoch: int = 0,
+    seed: int = 0,
+    max_pixels: int | None = None,
 ) -> dict[str, Any]:
     """Draw the views of images and write the picture.
 
@@ -40,6 +48,7 @@ def show_views(
         count: how many images of a collection, evenly spread.
         epoch: counted from 0.
         seed: the run's seed.
+        max_pixels: larger pictures are refused; by default the recipe's limit.
 
     Returns:
         What was drawn, as JSON.
@@ -51,6 +60,8 @@ def show_views(
     if out.suffix.lower() not in formats:
         raise InputError("Views are drawn as .png or .jpg.", where=out)
     plan, how = _plan(preset)
+    if max_pixels is not None:
+        how = replace(how, max_pixels=max_pixels)
     maker = PlannedViews(plan)
     rows, described = [], []
     for sample, name, picture in _pictures(source, count, how):
@@ -73,7 +84,7 @@ def _plan(name: str) -> tuple[ViewPlan, Decoding]:
     try:
         return find_preset(name).plan, PLAIN
     except InputError:
-        known = [*PRESETS, *list_recipes()]
+        known = [*SHORT, *PRESETS, *list_recipes()]
         raise InputError(
             "There is no view preset and no recipe of this name.",
             where=name,
@@ -81,10 +92,18 @@ def _plan(name: str) -> tuple[ViewPlan, Decoding]:
         ) from None
 
 
+def _is_picture(path: Path) -> bool:
+    """By its first bytes; tables, shards and lists of paths are files as well."""
+    try:
+        with path.open("rb") as file:
+            return not kind_of(file.read(4096)).startswith(("a ", "an "))
+    except OSError:
+        return False
+
+
 def _pictures(source: str, count: int, how: Decoding) -> list[tuple[int, str, Picture]]:
     path = Path(source).expanduser()
-    suffix = path.suffix.lower()
-    if suffix in IMAGE_SUFFIXES or (path.is_file() and suffix not in (".txt", ".lst", ".list")):
+    if not path.is_dir() and (path.suffix.lower() in IMAGE_SUFFIXES or _is_picture(path)):
         return [(0, path.name, open_image(path, how=how))]
     images = open_source(source, how=how)
     chosen = sorted({int(i) for i in np.linspace(0, len(images) - 1, min(count, len(images)))})

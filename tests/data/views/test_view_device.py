@@ -222,6 +222,17 @@ def test_operations_that_no_sample_has(small):
     assert empty.shape == (0, 3, 96, 96) and empty.dtype == torch.float32
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["pil", "gaussian"])
+def test_training_in_half_precision_changes_nothing(small, kind, half):
+    plan = replace(find_preset("swav").plan, blur=kind, crops=(CropSpec(96, 0.2, 1.0),), blur_p=1.0)
+    cuts, views, _ = drawn(plan, small)
+    wanted = recolor_batch(batch_of(cuts), color_table(views), plan)
+    with torch.autocast("cpu", dtype=half):  # where the loop prepares its batches
+        got = recolor_batch(batch_of(cuts), color_table(views), plan)
+    assert got.dtype == torch.float32 and torch.equal(got, wanted)
+
+
 def test_every_order_is_followed(small):
     image = small[0]
     jitter, plan = (1.4, 0.6, 1.5, 0.0), replace(PLAN, jitter=(0.8, 0.8, 0.8, 0.0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tarfile
 
 import numpy as np
 import pytest
@@ -126,6 +128,14 @@ def test_a_long_name_is_not_cut_off():
     assert not ink(page)[:, -6:].any()
 
 
+def test_names_that_the_font_can_not_write_stay_apart():
+    plan, image = PRESETS["amdim-32"].plan, pixels(0)
+    names = ("猫.jpg", "犬.jpg", "a\nb.jpg", "a\nc.jpg", os.fsdecode(b"\xff.jpg"), os.fsdecode(b"\xfe.jpg"))
+    pages = {name: grid(plan, [image], name) for name in names}
+    assert len({page.tobytes() for page in pages.values()}) == len(names)
+    assert len({len(page) for page in pages.values()}) == 1  # each on one line
+
+
 def test_boxes_are_where_the_crops_are():
     plan = ViewPlan((CropSpec(96, 0.2, 0.3),))
     image = np.full((200, 200, 3), 255, np.uint8)
@@ -211,6 +221,21 @@ def test_how_many_images_of_a_folder(zoo, folder, count, shown):
     assert len({image["image"] for image in found["images"]}) == shown
 
 
+def test_a_picture_is_known_by_its_bytes_and_other_files_are_sources(zoo, folder, tmp_path):
+    photo = save_image(tmp_path / "photo.png", 7, 50).read_bytes()
+    (tmp_path / "photo").write_bytes(photo)
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.png"))
+    (tmp_path / "paths.dat").write_text("".join(f"{folder / name}\n" for name in names[:3]))
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "folder.png" / "a.png").write_bytes(photo)
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        shard.add(tmp_path / "photo.png", "a.png")
+        shard.add(tmp_path / "photo.png", "b.png")
+    for source, images in (("photo", 1), ("paths.dat", 3), ("folder.png", 1), ("shard.tar", 2)):
+        code, out, err = zoo("views", source, "--preset", "small-32", "-o", "grid.png")
+        assert (code, out) == (0, f"grid.png: {images} image(s), 6 views each\n"), err
+
+
 def test_a_recipe_of_one_channel(zoo, folder, tmp_path):
     (tmp_path / "gray.yaml").write_text("extends: swav_tiny\ndata: {channels: 1}\n")
     code, _, err = zoo("views", folder, "--preset", "gray.yaml", "-o", "gray.png", "--count", 2)
@@ -240,6 +265,8 @@ def test_a_transparent_a_gray_and_a_turned_picture(zoo, tmp_path):
         (["nowhere"], ["neither a folder", "nowhere"]),
         (["good.png", "-o", "grid.gif"], [".png or .jpg", "grid.gif"]),
         (["good.png", "--preset", "swav_tinny"], ["swav_tinny", "did you mean swav_tiny?"]),
+        (["good.png", "--preset", "swaw"], ["swaw", "did you mean swav?"]),
+        (["good.png", "--max-pixels", "399"], ["20 x 20 pixels, more than the limit of 399", "--max-pixels"]),
         (["good.png", "--preset", "moco-v3"], ["moco-v3", "did you mean moco-v"]),
         (["good.png", "--preset", "nowhere.yaml"], ["nowhere.yaml"]),
         (["bad.png"], ["bad.png"]),
@@ -267,10 +294,10 @@ def test_the_list(zoo):
     code, out, err = zoo("views", "--list")
     assert (code, err) == (0, "")
     assert all(name in out for name in PRESETS)
-    assert "2 x 224 + 6 x 96" in out
+    assert "2 x 224 + 6 x 96" in out and "(short: swav)" in out
     listed = json.loads(zoo("views", "--list", "--json")[1])
     assert listed["schema"] == 1
-    assert set(listed["presets"]) == set(PRESETS)
+    assert set(listed["presets"]) == set(PRESETS) and listed["short"] == {"swav": "swav-2x224+6x96"}
     assert listed["presets"]["moco-v1"] == [PRESETS["moco-v1"].summary, PRESETS["moco-v1"].source]
 
 

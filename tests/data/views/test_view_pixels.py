@@ -17,7 +17,15 @@ from PIL import Image, ImageFilter
 from pillow_views import ADJUST, differences, only, pillow_view, plain_view
 from torchvision.transforms import functional as F
 
-from zoo.data.views.apply import apply_view, blur, box_kernel, cut, normalize, resize_and_center
+from zoo.data.views.apply import (
+    apply_view,
+    blur,
+    box_kernel,
+    box_shape,
+    cut,
+    normalize,
+    resize_and_center,
+)
 from zoo.data.views.maker import PlannedViews
 from zoo.data.views.params import ORDERS, CropSpec, ViewPlan
 from zoo.data.views.presets import find_preset
@@ -158,6 +166,15 @@ def test_the_box_has_the_gaussians_variance(radius):
     assert taps.sum() == pytest.approx(1.0, abs=1e-6)
     places = np.arange(len(taps)) - len(taps) // 2
     assert 3 * (taps * places**2).sum() == pytest.approx(radius**2, rel=1e-3)
+
+
+def test_many_boxes_have_the_shape_of_each():
+    radii = np.random.default_rng(0).uniform(0.1, 5.0, 300)
+    whole, edge = box_shape(radii)
+    alone = [box_shape(float(radius)) for radius in radii]
+    assert whole.tolist() == [one for one, _ in alone] and set(whole) == {0.0, 1.0, 2.0, 3.0, 4.0}
+    assert np.allclose(edge, [one for _, one in alone], rtol=1e-12, atol=1e-12)
+    assert (edge >= 0).all() and (edge < 1).all()
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.31, 0.7, 1.3, 2.0])

@@ -96,7 +96,8 @@ def choose_rate(
     scores: dict[float, float | None] = {}
     for rate in dict.fromkeys(rates):
         scores[rate] = judge(rate, kept, held)["metrics"].get("AP")
-        log.info("backbone lr %g: AP %s on %d images held out", rate, scores[rate], len(held))
+        came = "diverged" if scores[rate] is None else f"AP {scores[rate]} on {len(held)} images held out"
+        log.info("backbone lr %g: %s", rate, came)
     known = {rate: score for rate, score in scores.items() if score is not None}
     if not known:
         raise RunError("The training diverged with every rate of the trunk.", fix="lower the lr")

@@ -47,11 +47,14 @@ class View:
 def detr_size(height: int, width: int, short: int, most: int | None) -> tuple[int, int]:
     """The (height, width) with the shorter side ``short``, less where the longer would exceed ``most``.
 
-    The longer side is truncated, and may exceed ``most`` by a little, since the shorter one is rounded.
+    The longer side is truncated, and may exceed ``most`` by a little, since the shorter one is rounded. What would be
+    thinner than a pixel, where the reference fails, has one.
     """
     least, longest = min(height, width), max(height, width)
     if most is not None and longest / least * short > most:
         short = round(most * least / longest)
+        if short < 1:
+            return (most, 1) if width < height else (1, most)
     if short == least:
         return height, width
     return (int(short * height / width), short) if width < height else (short, int(short * width / height))

@@ -10,9 +10,8 @@ differ by more.
 
 from __future__ import annotations
 
-import math
 import operator
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -27,6 +26,7 @@ __all__ = [
     "apply_view",
     "blur",
     "box_kernel",
+    "box_shape",
     "cut",
     "jitter",
     "normalize",
@@ -178,15 +178,27 @@ def _box_blur(image: np.ndarray, radius: float) -> np.ndarray:
     return out.reshape(image.shape)  # OpenCV drops the axis of a single channel
 
 
-def box_kernel(radius: float) -> np.ndarray:
-    """The box with fractional ends that Pillow's Gaussian blur applies three times: float32, odd length.
+_Radius = TypeVar("_Radius", float, np.ndarray)
+
+
+def box_shape(radius: _Radius) -> tuple[_Radius, _Radius]:
+    """Of one radius or of many: how many whole taps a box has on each side of its middle, and its last taps' share.
 
     Its variance is a third of ``radius`` squared (Pillow, ``BoxBlur.c``: Gwosdek et al.'s extended box).
     """
     variance = radius * radius / 3
-    whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
+    whole = ((12 * variance + 1) ** 0.5 - 1) // 2
     edge = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-    taps = np.ones(2 * whole + 3)
+    return whole, edge
+
+
+def box_kernel(radius: float) -> np.ndarray:
+    """The box with fractional ends that Pillow's Gaussian blur applies three times: float32, odd length.
+
+    See ``box_shape``.
+    """
+    whole, edge = box_shape(radius)
+    taps = np.ones(2 * int(whole) + 3)
     taps[0] = taps[-1] = edge
     return (taps / taps.sum()).astype(np.float32)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .apply import box_kernel
+from .apply import box_shape
 from .params import ORDERS, ViewParams, ViewPlan
 
 __all__ = ["ColorTable", "color_table", "recolor_batch"]
@@ -63,9 +63,13 @@ def recolor_batch(images: torch.Tensor, table: ColorTable, plan: ViewPlan) -> to
         plan: what the views have in common.
 
     Returns:
-        float32 (N, C, S, S) of whole numbers 0..255 on the same device.
+        float32 (N, C, S, S) of whole numbers 0..255 on the same device, also inside of autocast.
     """
-    out = images.float()
+    with torch.autocast(images.device.type, enabled=False):  # levels blurred in half precision would show
+        return _recolored(images.float(), table, plan)
+
+
+def _recolored(out: torch.Tensor, table: ColorTable, plan: ViewPlan) -> torch.Tensor:
     gray = np.flatnonzero(table.gray)
     if plan.gray_first:
         _on_rows(out, gray, _gray)
@@ -179,10 +183,11 @@ def _blur(images: torch.Tensor, radii: np.ndarray, plan: ViewPlan) -> torch.Tens
 
 def _box_matrix(radii: np.ndarray, size: int, plan: ViewPlan, device: torch.device) -> torch.Tensor:
     """Three passes of Pillow's fractional box, each repeating the edge: float32 (N, size, size)."""
-    boxes = [box_kernel(float(radius)) for radius in radii]
-    reach = max(len(box) for box in boxes) // 2
-    weights = np.stack([np.pad(box, reach - len(box) // 2) for box in boxes])
-    once = _banded(weights, size, device, mirror=False)
+    whole, edge = (part[:, None] for part in box_shape(radii))
+    reach = int(whole.max()) + 1
+    away = np.abs(np.arange(-reach, reach + 1))
+    weights = (away <= whole) + (away == whole + 1) * edge
+    once = _banded(weights / weights.sum(axis=1, keepdims=True), size, device, mirror=False)
     return once @ once @ once
 
 

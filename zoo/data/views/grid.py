@@ -56,13 +56,16 @@ def draw_grid(
         title: the first line.
     """
     font = ImageFont.load_default(_FONT)
+    title = _writable(title)
     boxed = [_boxed(pixels, [] if plan.translate else params, font) for _, pixels, _, params in rows]
     columns = [_columns(views, params, plan, font) for _, _, views, params in rows]
     # Views stand below one another in all rows.
     first = max(image.width for image in boxed)
     widths = [max(column.width for column in same) for same in zip(*columns, strict=True)]
     strips = [
-        _row(f"{name}  ({pixels.shape[1]} x {pixels.shape[0]})", image, row, (first, *widths), font)
+        _row(
+            f"{_writable(name)}  ({pixels.shape[1]} x {pixels.shape[0]})", image, row, (first, *widths), font
+        )
         for (name, pixels, _, _), image, row in zip(rows, boxed, columns, strict=True)
     ]
     width = max([strip.width for strip in strips] + [math.ceil(font.getlength(title)) + 2 * _GAP])
@@ -151,6 +154,11 @@ def _boxed(pixels: np.ndarray, params: Sequence[ViewParams], font: _Font) -> Ima
         pen.rectangle((left, top, left + wide - 1, top + _LINE - 1), fill=_color(number))
         pen.text((left + 3, top), str(number), _PAPER, font)
     return image
+
+
+def _writable(text: str) -> str:
+    """Pillow's font has the letters of ASCII alone: of all others it draws the same box."""
+    return text.encode("unicode_escape").decode("ascii")
 
 
 def _color(number: int) -> str:

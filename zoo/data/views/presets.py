@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...errors import InputError, did_you_mean
 from .params import CropSpec, ViewPlan
 
-__all__ = ["PRESETS", "Preset", "TestTransform", "crop_and_flip", "find_preset"]
+__all__ = ["PRESETS", "SHORT", "Preset", "TestTransform", "crop_and_flip", "find_preset"]
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SWAV_STD = (0.228, 0.224, 0.225)  # the released SwAV code's, in training and evaluation
@@ -226,7 +226,8 @@ _ALL = (
     ),
 )
 PRESETS = {preset.name: preset for preset in _ALL}
-_SHORT = {"swav": "swav-2x224+6x96"}
+SHORT = {"swav": "swav-2x224+6x96"}
+"""Other names of presets."""
 
 
 def find_preset(name: str) -> Preset:
@@ -235,11 +236,11 @@ def find_preset(name: str) -> Preset:
     Raises:
         InputError: no such preset, with the nearest name.
     """
-    full = _SHORT.get(name, name)
+    full = SHORT.get(name, name)
     if full not in PRESETS:
         raise InputError(
             "There is no view preset of this name.",
             where=name,
-            fix=did_you_mean(name, [*PRESETS, *_SHORT]) + "Known presets: " + ", ".join([*_SHORT, *PRESETS]),
+            fix=did_you_mean(name, [*PRESETS, *SHORT]) + "Known presets: " + ", ".join([*SHORT, *PRESETS]),
         )
     return PRESETS[full]
