@@ -96,6 +96,7 @@ def test_a_polite_signal_saves_and_says_how_to_go_on(undisturbed, tmp_path, numb
     said = (tmp_path / "log").read_text()
     assert f"--resume {run}" in said
     assert "Traceback" not in said
+    assert said.count("Ctrl-C again") == (number == signal.SIGINT)
     assert len(list((run / "checkpoints").glob("step-*"))) == 1  # only the one that the signal asked for
     assert go_on(run).exit_code == 0
     assert trace(run) == trace(whole)

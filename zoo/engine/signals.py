@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -10,6 +11,8 @@ from typing import Any
 from ..errors import EXIT_INTERRUPTED, EXIT_SAVED
 
 __all__ = ["StopRequest"]
+
+_STOPPING = b"\nStopping: the step is finished and the state saved. Ctrl-C again ends at once, without that.\n"
 
 
 class StopRequest:
@@ -40,6 +43,9 @@ class StopRequest:
             self._restore()
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+            # Past Python's own buffers, one of which may be what was interrupted.
+            os.write(2, _STOPPING)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
