@@ -12,7 +12,9 @@ from ..errors import EXIT_INTERRUPTED, EXIT_SAVED
 
 __all__ = ["StopRequest"]
 
-_STOPPING = b"\nStopping: the step is finished and the state saved. Ctrl-C again ends at once, without that.\n"
+_STOPPING = (
+    b"\nStopping: the step is finished and the state saved. Ctrl-C again ends at once, without that.\n"
+)
 
 
 class StopRequest:
