@@ -5,10 +5,10 @@
 FOLDER holds full-size photographs, ``--small`` images of 32 and ``--medium`` of 64 pixels (all in
 sub-folders or flat). A process and a thread each, in turn over the same files: what counts are
 normalised float batches in the consumer's hands. Ours keeps freed memory, as a run on a CPU and all data workers
-do; peers are as their users run them (``--peers-keep-freed`` gives them the same). The reference recipe is SwAV's multi-crop written with
-torchvision's transforms on Pillow images, read as ``ImageFolder`` does; lightly's is its ``SwaVTransform``
-(skipped where it is not installed), set to the same crops and strengths. Beside the ratio by the clock stands
-that by processor time, for machines that are not idle. Then two data workers against one, and where the
+do; peers are as their users run them (``--peers-keep-freed`` gives them the same). The reference recipe is SwAV's
+multi-crop written with torchvision's transforms on Pillow images, read as ``ImageFolder`` does; lightly's is its
+``SwaVTransform`` (skipped where it is not installed), set to the same crops and strengths. Beside the ratio by the
+clock stands that by processor time, for machines that are not idle. Then two data workers against one, and where the
 time goes. Ends with 1 if a target is missed.
 """
 
