@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +52,44 @@ def test_a_part_of_a_batch_keeps_its_place(source: FileImages) -> None:
     rows, arrays, expected = [], [], []
     for step, batch in enumerate(stream(source, workers=1, last=40)):
         if step < 3:
-            expected.append((batch.views[1][2:3].clone(), batch.labels.numpy().copy()))
+            expected.append((batch.views[1][2:3].clone(), batch.views[0].numpy().copy()))
             rows.append(batch.views[1][2:3].permute(0, 2, 3, 1))
-            arrays.append(batch.labels.numpy())
+            arrays.append(batch.views[0].numpy())
         del batch
-    for row, array, (pixels, labels) in zip(rows, arrays, expected, strict=True):
+    for row, array, (pixels, whole) in zip(rows, arrays, expected, strict=True):
         assert torch.equal(row.permute(0, 3, 1, 2), pixels)
-        assert np.array_equal(array, labels)
+        assert np.array_equal(array, whole)
+
+
+def test_numbers_that_are_collected_hold_no_views(source: FileImages) -> None:
+    places, numbers = set(), []
+    expected = [(batch.ids, batch.labels) for batch in stream(source, workers=0, last=40)]
+    for batch in stream(source, workers=1, last=40):
+        places.add(batch.views[0].data_ptr())
+        numbers.append((batch.ids, batch.labels))
+    assert len(places) <= 4
+    assert all(
+        torch.equal(a, b)
+        for mine, same in zip(numbers, expected, strict=True)
+        for a, b in zip(mine, same, strict=True)
+    )
+
+
+def test_a_tensor_that_is_kept_keeps_its_own_slot_alone() -> None:
+    size = 8 * 2**20
+
+    def mapped() -> int:
+        places = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+        return sum(int(last, 16) - int(first, 16) == size for first, last in places)
+
+    room, before = Room(workers=2, ahead=2, size=size - 100, pieces=1), mapped()
+    slot = room.take(0, [((10,), BYTES)])
+    assert slot is not None
+    kept = arrived(*slot.sent(slot.tensors))
+    del room, slot
+    assert before >= 8 and mapped() == before - 7
+    kept.clear()
+    assert mapped() == before - 8
 
 
 def test_a_slot_is_free_again_when_the_last_tensor_is_gone() -> None:
@@ -79,6 +111,23 @@ def test_a_slot_is_free_again_when_the_last_tensor_is_gone() -> None:
     del last
     again = room.take(1, wanted)
     assert again is not None and again.number == first.number
+
+
+def test_a_slot_stays_taken_when_a_forked_process_drops_its_copy() -> None:
+    room = Room(workers=1, ahead=1, size=100, pieces=1)
+    slot = room.take(0, [((5,), BYTES)])
+    assert slot is not None
+    tensors = arrived(*slot.sent(slot.tensors))
+    child = os.fork()
+    if not child:
+        tensors.clear()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    again = room.take(0, [((5,), BYTES)])
+    assert again is not None and again.number != slot.number
+    tensors.clear()
+    back = room.take(0, [((5,), BYTES)])
+    assert back is not None and back.number == slot.number
 
 
 def test_a_batch_that_does_not_fit_gets_no_slot() -> None:

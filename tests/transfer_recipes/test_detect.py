@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import zoo
+from transfer.detect.judge import _ByVoc
 from transfer.detect.models.images import Target
 from transfer.detect.protocols import choose_protocol
 from transfer.detect.run import detector_for
@@ -91,6 +92,38 @@ def test_two_processes_never_train_in_one_folder(judged, tmp_path):
     with RunLock(tmp_path / "a"), pytest.raises(RunError, match=f"pid {os.getpid()}"):
         judged("a")
     assert not (tmp_path / "a" / "run-0").exists()
+
+
+def test_what_fails_while_detecting_or_after_it_is_made_up_for(judged, tmp_path, monkeypatch):
+    folder, add, calls = tmp_path / "part" / "run-0", _ByVoc.add, []
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    def fail_at_the_second(self, images, found):
+        calls.append(len(images))
+        return add(self, images, found) if len(calls) < 2 else fail()
+
+    monkeypatch.setattr("transfer.detect.judge._TOGETHER", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(_ByVoc, "add", fail_at_the_second)
+        with pytest.raises(ZeroDivisionError):
+            judged("part")
+    assert not [path for path in folder.iterdir() if "detections" in path.name]
+    with monkeypatch.context() as patch:
+        patch.setattr("transfer.detect.run.save_detector", fail)
+        with pytest.raises(ZeroDivisionError):
+            judged("part")
+    assert (folder / "checkpoints").is_dir() and not (folder / "scores.json").exists()
+    (folder / "detections.json").write_text("[]")  # of whatever age
+    again, whole = judged("part"), judged("whole")
+    assert again["metrics"] == whole["metrics"]
+    for name in ("detections.json", "scores.json", "metrics.jsonl"):
+        lines = [(tmp_path / run / "run-0" / name).read_text() for run in ("part", "whole")]
+        if name == "metrics.jsonl":  # trained once
+            lines = [[json.loads(line)["step"] for line in text.splitlines()] for text in lines]
+        assert lines[0] == lines[1]
+    assert len(json.loads((folder / "detections.json").read_text())) > 0
 
 
 def test_a_stopped_training_goes_on_bit_for_bit(judged, tmp_path, monkeypatch):

@@ -99,6 +99,11 @@ def test_a_result_file_that_was_not_finished_is_not_there(tmp_path):
     with pytest.raises(ZeroDivisionError), result_file(tmp_path / "found.json"):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
+    for name in (".found.json.0a1b.tmp", ".other.json.0a1b.tmp"):  # what a killed process left
+        (tmp_path / name).write_text("[")
+    with result_file(tmp_path / "found.json"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.json.0a1b.tmp", "found.json"]
     with pytest.raises(RunError, match="Writing the detections"), result_file(tmp_path / "no" / "found.json"):
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -227,6 +228,8 @@ def result_file(path: Path) -> Iterator[Callable[[BoxSet, Sequence[Detections]],
     doing, before = "Writing the detections", "["
     with contextlib.ExitStack() as stack:
         with disk_errors(doing, path):
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             file = stack.enter_context(open(stack.enter_context(whole_file(path)), "w", encoding="utf-8"))
 
         def add(truth: BoxSet, found: Sequence[Detections]) -> None:

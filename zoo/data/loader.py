@@ -66,17 +66,21 @@ class Batch:
     colors: list[ColorTable] | None = None
     """Colour parameters of ``views``, row by row, where colours are left to the device."""
     slot: Slot | None = field(default=None, repr=False)
-    """Where a worker put the tensors; then it sends their places."""
+    """Where a worker put the views; then it sends their places."""
 
     def __getstate__(self) -> dict[str, Any]:
         state = vars(self).copy()
         if slot := state.pop("slot"):
-            state["sent"] = slot.sent([*state.pop("views"), state.pop("ids"), state.pop("labels")])
+            # Not the numbers': who collects labels shall not hold the views' memory.
+            numbers = state.pop("ids").numpy(), state.pop("labels").numpy()
+            state["sent"] = slot.sent(state.pop("views")), *numbers
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if sent := state.pop("sent", None):
-            *state["views"], state["ids"], state["labels"] = arrived(*sent)
+            places, *numbers = sent
+            state["views"] = arrived(*places)
+            state["ids"], state["labels"] = map(torch.from_numpy, numbers)
         vars(self).update(state, slot=None)
 
     @property
@@ -211,7 +215,7 @@ class _ViewDataset(Dataset[Any]):
             ids.append(sample)
             params.append(drawn)
             if not memory:
-                slot, (*memory, numbers) = self._memory(len(keys), views)
+                slot, memory = self._memory(len(keys), views)
                 places = [place for group in memory for place in group.numpy()]
             # Now, while the views are in the processor's cache.
             for place, view in zip(places, views, strict=True):
@@ -223,6 +227,8 @@ class _ViewDataset(Dataset[Any]):
                         fix="make all images' views alike: one number of channels, one type",
                     )
                 place[row] = view
+        shape = 2, len(ids)
+        numbers = torch.empty(shape, dtype=torch.int64) if slot else batch_memory(shape, np.dtype(np.int64))
         numbers.numpy()[:] = ids, [self.source.label(sample) for sample in ids]
         return Batch(
             views=[group.flatten(0, 1).permute(0, 3, 1, 2) for group in memory],  # channels-last
@@ -235,15 +241,14 @@ class _ViewDataset(Dataset[Any]):
         )
 
     def _memory(self, images: int, views: Sequence[np.ndarray]) -> tuple[Slot | None, list[torch.Tensor]]:
-        """Where a batch is put together: crop-major room for each group (all images' first view, then all images'
-        second view, ...), and for two numbers of each image. In a slot, if there is a free one that is large enough.
+        """Crop-major room for each group (all images' first view, then all images' second view, ...): in a slot, if
+        there is a free one that is large enough.
         """
         wanted: list[Wanted] = []
         first = 0
         for _, count in self.maker.groups:
             wanted.append(((count, images, *views[first].shape), views[first].dtype))
             first += count
-        wanted.append(((2, images), np.dtype(np.int64)))
         worker = get_worker_info()
         slot = self.room.take(worker.id, wanted) if self.room and worker else None
         return slot, slot.tensors if slot else [batch_memory(*one) for one in wanted]
@@ -311,8 +316,7 @@ def _room(images: int, maker: ViewMaker, workers: int) -> Room | None:
     """
     size = images * maker.image_bytes
     if _start_method() == "fork":
-        numbers = 2 * images * np.dtype(np.int64).itemsize
-        return Room(workers, _PREFETCH, size + numbers, pieces=len(maker.groups) + 1)
+        return Room(workers, _PREFETCH, size, pieces=len(maker.groups))
     check_shared_memory(size, workers, _PREFETCH)
     return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class Room:
         count = workers * self.slots
         try:
             self._taken = mmap.mmap(-1, count)  # a byte for each slot
-            self._memory = mmap.mmap(-1, count * self.size)
+            # Apart: a tensor that is kept longer than all this keeps its own slot alone.
+            self._memory = [mmap.mmap(-1, self.size) for _ in range(count)]
         except OSError as error:
             raise RunError(
                 f"The data workers need {count * self.size / 2**20:.1f} MB for their batches, and the system gives no "
@@ -78,13 +80,21 @@ class Room:
                 return Slot(self.key, number, memory.ctypes.data, [torch.from_numpy(one) for one in pieces])
         return None
 
-    def give_back(self, number: int) -> None:
-        """The batch in a slot isn't wanted any more."""
-        self._taken[number] = 0
-
     def bytes_of(self, number: int) -> np.ndarray:
         """A slot, uint8."""
-        return np.frombuffer(self._memory, np.uint8, self.size, number * self.size)
+        return np.frombuffer(self._memory[number], np.uint8)
+
+    def lend(self, number: int) -> np.ndarray:
+        """A slot, uint8, to the process that a batch was sent to: it is free when this array is gone."""
+        memory = self.bytes_of(number)
+        weakref.finalize(memory, _give_back, self._taken, number, os.getpid()).atexit = False
+        return memory
+
+
+def _give_back(taken: mmap.mmap, number: int, owner: int) -> None:
+    # A process that was forked from the owner has copies of the tensors, and may drop them earlier.
+    if os.getpid() == owner:
+        taken[number] = 0
 
 
 _keys = itertools.count()
@@ -112,11 +122,8 @@ class Slot:
 
 def arrived(key: int, number: int, places: list[Any]) -> list[torch.Tensor]:
     """The tensors that lie in a slot; when the last one is gone, it is free."""
-    room = _rooms[key]
-    memory = room.bytes_of(number)
     # torch holds this very array as long as any tensor looks into it.
-    weakref.finalize(memory, room.give_back, number).atexit = False
-    whole = torch.from_numpy(memory)
+    whole = torch.from_numpy(_rooms[key].lend(number))
     return [whole.view(dtype).as_strided(shape, stride, offset) for dtype, shape, stride, offset in places]
 
 
