@@ -12,16 +12,23 @@ __all__ = ["check_detection"]
 
 
 def check_detection(
-    source: str, root: str | None, train_split: str | None, test_split: str | None, as_json: bool
+    source: str,
+    root: str | None,
+    train_split: str | None,
+    test_split: str | None,
+    max_pixels: int | None,
+    as_json: bool,
 ) -> None:
     """Check a detection data set as a training would, and print what was found (exit code 1 if it can't train)."""
     from transfer.detect.annotations import NAMED
     from transfer.detect.config import DetectConfig
     from transfer.detect.datasets import check_sets, read_sets
+    from zoo.data.decoding import MAX_PIXELS, Decoding
 
     splits = {"train_split": train_split, "test_split": test_split}
     config = DetectConfig.model_validate({key: value for key, value in splits.items() if value is not None})
-    sets = check_sets(read_sets(source, root, config), config)
+    how = Decoding(max_pixels=max_pixels or MAX_PIXELS)
+    sets = check_sets(read_sets(source, root, config, how), config)
     problems = list(dict.fromkeys(sets.problems))
     parts = {"training": sets.train, "test": sets.test}
     notes = list(dict.fromkeys(note for part in parts.values() for note in part.notes))
@@ -59,6 +66,7 @@ def check_detection(
                 print(f"  and:   {name}")
             if problem.fix:
                 print(f"  fix:   {problem.fix}")
-        print("A detector can't be trained on this." if problems else "A detector can be trained on this.")
+        fatal = any(problem.fatal for problem in problems)
+        print("A detector can't be trained on this." if fatal else "A detector can be trained on this.")
     if any(problem.fatal for problem in problems):
         raise typer.Exit(1)

@@ -142,14 +142,14 @@ def open_labelled(
             that aren't there are counted), labels that can't be (``check_labels``), a test class that training doesn't
             know, or test images that are training images.
     """
-    if root is not None and not Path(root).expanduser().is_dir():
+    if root is not None and not os.path.isdir(Path(root).expanduser()):
         raise InputError("There is no such folder.", where=root, fix="check --data")
     listed = _open_files(name, root, how, class_names, train_only)
     if listed is not None:
         return _checked(listed, allow_overlap, train_only)
     if train_only:
         inner = Path(root or name).expanduser() / "train"
-        source = open_source(str(inner) if inner.is_dir() else root or name, "train", how, class_names)
+        source = open_source(str(inner) if os.path.isdir(inner) else root or name, "train", how, class_names)
         _require_labels("training", source)
         return _checked(Labelled(name, source, source, source.classes), allow_overlap, train_only)
     train, val = open_parts(root or name, how, class_names)
@@ -164,19 +164,19 @@ def _open_files(
     """A set of a known layout, or a folder of tables; None if it is neither."""
     folder = Path(root or name).expanduser()
     known = NAMED.get(name.lower())
-    if known is not None and root is None and not folder.exists():
+    if known is not None and root is None and not os.path.exists(folder):
         raise InputError(
             f"Where {known.title} lies isn't said.", where=name, fix=f"--data FOLDER; expected: {known.tree}"
         )
     if (
-        not folder.exists()
+        not os.path.exists(folder)
         and name.isidentifier()
         and (meant := did_you_mean(name.lower(), NAMED, likeness=0.75))
     ):
         raise InputError(
             "There is no such data set or folder.", where=name, fix=f"{meant}then with --data FOLDER"
         )
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return None
     part_of = ""
     if known is not None and root is not None:

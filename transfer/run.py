@@ -192,15 +192,14 @@ def transfer(
     """
     config = settings_of(recipe, settings or {})
     if recipe == "detect":
-        larger = None if max_pixels == MAX_PIXELS else max_pixels
-        _refuse_options(resize=resize, crop=crop, class_index=class_index, max_pixels=larger)
+        _refuse_options(resize=resize, crop=crop, class_index=class_index)
         if cache_features:
             raise InputError(
                 "Detection trains the trunk: no features are kept.",
                 where="--cache-features",
                 fix="leave it out",
             )
-        return _detect(model, dataset, data, config, out, workers, device)
+        return _detect(model, dataset, data, config, out, workers, device, max_pixels)
     with _result_folder(recipe, dataset, out) as folder:
         context = open_context(
             model,
@@ -245,6 +244,7 @@ def _detect(
     out: str | Path | None,
     workers: int,
     device: str,
+    max_pixels: int,
 ) -> dict[str, Any]:
     """Detection: in processes that it starts, or that torchrun or SLURM started; the first one writes."""
     from .detect.run import Work, entered, run
@@ -260,7 +260,8 @@ def _detect(
         if first:
             assert folder is not None
             stack.enter_context(alone_in(folder))
-        found = run(Work(model, dataset, data, str(folder), device, workers, progress), config, place)
+        asked = Work(model, dataset, data, str(folder), device, workers, progress, max_pixels)
+        found = run(asked, config, place)
         what, evidence = found.pop("model"), found.pop("data")
         assert folder is not None
         return _conclude("detect", model, what, dataset, evidence, config, found, began, folder, first)
@@ -389,7 +390,7 @@ def _conclude(
         raise RunError(
             "The training diverged; the result is written and marked as diverged.",
             where=path,
-            fix="lower the lr",
+            fix="lower the lr (of fine-tuning lr_head, too), or train longer",
         )
     return {**result, "path": str(path)}
 

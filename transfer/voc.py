@@ -5,6 +5,7 @@ No torch here.
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,14 +87,22 @@ def read_annotation(file: Path) -> Annotation:
     """Read one file; VOC counts pixels from 1 and includes the last one.
 
     Raises:
-        InputError: it can't be read, or an object has no name or no box.
+        InputError: it can't be read, is no annotation, or an object has no name or no box.
     """
     try:
         root = ElementTree.parse(file).getroot()
-    except (OSError, ElementTree.ParseError) as error:
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the latter: of its encoding
         raise InputError(
             f"The annotation can't be read ({error}).", where=file, fix="unpack it again, or repair it"
         ) from None
+    for element in root.iter():
+        element.tag = str(element.tag).rpartition("}")[2]  # without the namespace
+    if root.tag != "annotation":
+        raise InputError(
+            f"This is no VOC annotation: it begins with <{root.tag}>, not <annotation>.",
+            where=file,
+            fix="convert it, or take it out of the list",
+        )
     objects, lacks = [], set()
     for item in root.findall("object"):
         box = item.find("bndbox")
@@ -103,6 +112,8 @@ def read_annotation(file: Path) -> Annotation:
             raise InputError("An object in the annotation has no name or no box.", where=file, fix=_OBJECT)
         try:
             xmin, ymin, xmax, ymax = (float(value) for value in values if value is not None)
+            if not all(map(math.isfinite, (xmin, ymin, xmax, ymax))):
+                raise ValueError(f"{xmin:g}, {ymin:g}, {xmax:g}, {ymax:g}")
         except ValueError as error:
             raise InputError(
                 f"A box in the annotation is not four numbers ({error}).", where=file, fix=_OBJECT
@@ -112,7 +123,7 @@ def read_annotation(file: Path) -> Annotation:
         objects.append(Thing(name, (xmin - 1.0, ymin - 1.0, xmax, ymax), hard))
     try:
         height, width = (int(float(root.findtext(f"size/{side}", "0"))) for side in ("height", "width"))
-    except ValueError:
+    except (ValueError, OverflowError):
         height = width = 0
     return Annotation(objects, (height, width) if height > 0 and width > 0 else None, frozenset(lacks))
 
@@ -161,7 +172,7 @@ def list_text(file: Path) -> str:
         InputError: it is missing or can't be read.
     """
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     except FileNotFoundError:
         raise InputError("An image list is missing.", where=file) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -175,16 +186,16 @@ def image_set(root: Path, split: str) -> list[str]:
         InputError: no such list, one that is empty or can't be read, or a classification list.
     """
     file = set_file(root, split)
-    lines = [line.split() for line in list_text(file).splitlines() if line.strip()]
+    lines = [line.strip() for line in list_text(file).splitlines() if line.strip()]
     if not lines:
         raise InputError("The list is empty.", where=file)
-    if all(len(line) > 1 for line in lines):
+    if all(len(line.split()) > 1 and line.split()[-1] in ("-1", "0", "1") for line in lines):
         raise InputError(
             "This list has two columns: it is a classification list, not an image set.",
             where=file,
             fix="pass a split such as trainval or test",
         )
-    return [line[0] for line in lines]
+    return lines
 
 
 def picture_names(root: Path, names: Sequence[str]) -> list[str | None]:

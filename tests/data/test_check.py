@@ -18,7 +18,7 @@ from tiny import ZOO, half_jpeg, image_folder, save_image
 from zoo.data.check import check_images
 from zoo.data.decoding import Decoding
 from zoo.data.open import open_source
-from zoo.errors import RunError
+from zoo.errors import InputError, RunError
 
 
 @pytest.fixture()
@@ -267,11 +267,22 @@ def test_names_beyond_ascii(tmp_path, environment):
     assert [line["file"] for line in lines(report)] == names
 
 
+def test_a_name_does_not_write_on_the_terminal(zoo, tmp_path):
+    odd = tmp_path / "images" / "new\nline\x1b[31m.jpg"
+    half_jpeg(odd)
+    shown = "new\\nline\\x1b[31m.jpg"
+    _, out, _ = zoo(tmp_path / "images", "--report", tmp_path / "bad.jsonl", "--workers", 0)
+    assert shown in out and "\x1b" not in out
+    assert lines(tmp_path / "bad.jsonl")[0]["file"] == str(odd)
+    assert shown in str(InputError("what", where=odd))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("empty", "No pictures were found"),
         ("gone", "neither a folder"),
+        ("x" * 300, "neither a folder"),  # longer than a name can be
         ("file.txt", "The list of images is empty"),
     ],
 )

@@ -89,6 +89,7 @@ def test_other_json_and_broken_json(written):
     assert "neither a list of names nor an object" in refusal(written('"cat"', "classes.json"))
     assert "line 1 column 8" in refusal(written('["cat",'))
     assert "no JSON" in refusal(written("cat\ndog\n", "classes.json"))
+    assert "no JSON" in refusal(written("[" * 100_000))
     assert "an empty name" in refusal(written('["cat", " "]'))
     assert "no text" in refusal(written('["cat", "\\ud800"]'))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import threading
 import warnings
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import tifffile
 from made_pictures import (
     ORIENTED,
     by_pillow,
@@ -222,6 +224,27 @@ def test_colours_of_16_bits_are_within_a_level():
     deep = np.random.default_rng(0).integers(0, 65536, (5, 7, 3)).astype(np.uint16)
     data = png(7, 5, [row.astype(">u2").tobytes() for row in deep], depth=16, colour=2)
     assert worst(decode_image(data), np.rint(deep / 257)) <= 1
+
+
+@pytest.mark.parametrize("bands", [3, 4])
+@pytest.mark.parametrize("turn", [1, 2, 6])
+def test_a_tiff_of_16_bits_whose_channels_lie_apart(bands, turn):
+    upright = np.dstack([photo(), np.full((24, 33), 255, np.uint8)])[..., :bands]
+    stored = ORIENTED[turn](upright).transpose(2, 0, 1).astype(np.uint16) * 257
+    stream = io.BytesIO()
+    options = {"extrasamples": ["unassalpha"]} if bands == 4 else {}
+    tag = (274, 3, 1, turn, True)
+    tifffile.imwrite(stream, stored, photometric="rgb", planarconfig="separate", extratags=[tag], **options)
+    picture = open_image(stream.getvalue())
+    assert (picture.height, picture.width) == (24, 33)
+    assert np.array_equal(picture.pixels(), photo())
+    assert np.array_equal(decode_image(stream.getvalue(), how=STORED), ORIENTED[turn](photo()))
+
+
+def test_a_tiff_of_signed_bytes_is_refused():
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, np.array([[-100, 100]], np.int8), photometric="minisblack")
+    refused(stream.getvalue(), "signed integer samples")
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,13 @@ def test_a_tiff_of_many_channels_says_which_option_helps():
     refused(stream.getvalue(), "TIFF picture", "unusual layout", fix="--channels")
 
 
+def test_a_jpeg_of_12_bits_says_so():
+    data = encoded(photo(), "JPEG")
+    frame = data.index(b"\xff\xc0")
+    deep = data[: frame + 1] + b"\xc1" + data[frame + 2 : frame + 4] + b"\x0c" + data[frame + 5 :]
+    refused(deep, "JPEG picture has 12 bits a sample, and only those with 8", fix="convert it")
+
+
 # --- files that can't be read ---
 
 

@@ -57,7 +57,8 @@ def test_a_diverged_training_is_a_failure_with_a_result(command, noise, tmp_path
     words = ("transfer", "linear", "--model", "pixels:1", "--dataset", noise, "--lr", "1e6", "--epochs", "3")
     answer = command(*words, "--out", tmp_path / "out")
     assert_clear(answer, "diverged", "lower the lr", tmp_path / "out" / "result.json", code=1)
-    assert "linear" in command("results", tmp_path)[1]
+    listed = command("results", tmp_path)[1]
+    assert "linear" in listed and "diverged" in listed
 
 
 @pytest.mark.parametrize(
@@ -102,5 +103,13 @@ def test_help_shows_the_settings_of_each_recipe(command):
 
 def test_the_help_names_what_a_recipe_takes(command):
     _, detect, _ = command("transfer", "detect", "--help")
-    assert "Further values of --backbone-lr." in detect and "--max-pixels" not in detect
-    assert "--max-pixels" in command("transfer", "knn", "--help")[1]
+    assert "Further values of --backbone-lr." in detect and "--class-index" not in detect
+    assert "--class-index" in command("transfer", "knn", "--help")[1]
+
+
+def test_the_help_says_a_default_once(command):
+    """What a 0 or nothing stands for is said; the number beside it would only confuse."""
+    detect = " ".join(command("transfer", "detect", "--help")[1].replace("\u2502", " ").split())
+    assert "(0: the protocol's)" in detect and "none: by the data set" in detect
+    assert "'s) (default" not in detect and "by the data set (default" not in detect
+    assert "half of its training views (default: on)" in detect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_what_would_be_passed_over_is_refused(command, tiny_coco, tmp_path):
     )
     assert_clear(command(*words, "--method", "swaw"), "detect: method", "'swav' or 'moco'")
     assert_clear(command(*words, "--tracker", "tensorbord"), "tensorbord", "tensorboard")
-    assert_clear(command(*words, "--max-pixels", 1000), "Detection has no max_pixels")
+    assert_clear(command(*words, "--crop", 100), "Detection has no crop")
     for asked in (("--ap", "area"), ("--no-rounding",)):
         assert_clear(
             command(*words, *asked), "val2017 is scored by COCO's rules", f"where: {' '.join(asked)}"
@@ -333,6 +334,8 @@ def test_scores_of_other_images_or_rules_are_not_taken(command, small, tiny_voc,
         command(*call, pictures), "would replace the picture itself", "b.png", "another folder with -o"
     )
     assert (pictures / "b.png").read_bytes() == before
+    (pictures / "round.jpg").symlink_to("round.jpg")
+    os.mkfifo(pictures / "pipe.jpg")
     for _ in range(2):  # what was drawn below is not taken for a picture the next time
         code, out, err = command(*call, pictures / "drawn", "--json")
         assert code == 0, err

@@ -6,14 +6,28 @@ Boxes are float64 (N, 4) edges x1, y1, x2, y2 in pixels counted from 0: a VOC bo
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["NAMED", "BoxSet", "Objects", "Picture", "Problem", "some_of"]
+from zoo.data.decoding import PLAIN, Decoding
+from zoo.errors import InputError
+
+__all__ = [
+    "NAMED",
+    "BoxSet",
+    "Objects",
+    "Picture",
+    "Problem",
+    "four_numbers",
+    "read_image",
+    "some_of",
+    "what_helps",
+]
 
 NAMED = 20
 """So many names are said in a message."""
@@ -88,16 +102,32 @@ class BoxSet:
     ap: str = "area"
     expected: int | None = None
     """How many images the published set has."""
+    decoding: Decoding = PLAIN
+    """How the files become pixels."""
 
     def __len__(self) -> int:
         return len(self.pictures)
 
     def chosen(self, rows: Sequence[int]) -> BoxSet:
         """The same set with some of its pictures."""
-        kept = [self.pictures[row] for row in rows]
-        return BoxSet(
-            self.kind, self.name, self.classes, kept, self.numbers, list(self.notes), self.ap, self.expected
-        )
+        return replace(self, pictures=[self.pictures[row] for row in rows], notes=list(self.notes))
+
+    def read(self, row: int) -> np.ndarray:
+        """The pixels of an image, upright: uint8 (H, W, 3).
+
+        Raises:
+            InputError: it can't be read, or its size is not (any more) the one that its boxes were checked with.
+        """
+        picture = self.pictures[row]
+        pixels = read_image(picture.path, self.decoding)
+        height, width = pixels.shape[:2]
+        if picture.size is not None and picture.size != (height, width):
+            raise InputError(
+                f"The image is {width} x {height} pixels, and its boxes are of {picture.size[1]} x {picture.size[0]}.",
+                where=picture.path,
+                fix="it was changed while it was used: start again",
+            )
+        return pixels
 
     @property
     def has_masks(self) -> bool:
@@ -129,6 +159,41 @@ class Problem:
     def to_json(self) -> Mapping[str, Any]:
         files = {"files": list(self.files)} if self.files else {}
         return {"what": self.what, "where": self.where, "fix": self.fix, "fatal": self.fatal, **files}
+
+
+def read_image(path: Path, how: Decoding) -> np.ndarray:
+    """The pixels of a file, upright: uint8 (H, W, 3).
+
+    Raises:
+        InputError: it can't be read.
+    """
+    from zoo.data.decode import decode_image
+
+    try:
+        return decode_image(path, how=how)
+    except InputError as error:
+        raise InputError(error.what, where=error.where, fix=what_helps(error)) from error
+
+
+def what_helps(error: InputError) -> str:
+    """Against an image that can't be read; none is passed over here."""
+    helps = "raise the limit (--max-pixels)" if "--max-pixels" in (error.fix or "") else "repair it"
+    return f"{helps}, or take it out"
+
+
+def four_numbers(values: Any) -> list[float]:
+    """A box as it is written: four finite numbers.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    try:
+        found = [float(value) for value in values] if isinstance(values, list) else []
+    except (TypeError, ValueError, OverflowError):
+        found = []
+    if len(found) != 4 or not all(map(math.isfinite, found)):
+        raise ValueError("its box is not four numbers")
+    return found
 
 
 def some_of(names: Sequence[str], count: int = NAMED) -> str:

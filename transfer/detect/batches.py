@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.data.decode import decode_image
 from zoo.data.resources import end_workers, explained_worker_failures, settle_worker, watch_workers
 from zoo.errors import ZooError
 from zoo.keyed import keyed_key, keyed_permutation, keyed_seed
@@ -97,7 +96,7 @@ class Stream(Dataset[Any]):
 
     def _view(self, epoch: int, sample: int) -> tuple[Any, ...]:
         picture = self.images.pictures[sample]
-        pixels = decode_image(picture.path)
+        pixels = self.images.read(sample)
         old = pixels.shape[0], pixels.shape[1]
         short, flip = draw_view(self.seed, epoch, sample, self.sizes)
         new = output_size(*old, short, self.most)
@@ -223,6 +222,6 @@ def view_for_test(
 
     ``size`` tells that of the view from the image's and from the sides asked for.
     """
-    pixels = decode_image(images.pictures[row].path)
+    pixels = images.read(row)
     old = pixels.shape[0], pixels.shape[1]
     return to_tensor(resize(pixels, size(*old, short, most))), old

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from zoo.data.decoding import PLAIN, Decoding
 from zoo.errors import InputError
 from zoo.files import sha256_of
 
-from .annotations import BoxSet, Picture, Problem
+from .annotations import BoxSet, Picture, Problem, some_of, what_helps
 
-__all__ = ["Size", "check_boxes", "check_overlap", "image_size", "measure", "require_none"]
+__all__ = ["Size", "check_boxes", "check_overlap", "check_twice", "image_size", "measure", "require_none"]
 
 Size = tuple[int, int]
 """(height, width) of an image."""
@@ -23,21 +25,29 @@ _SWAPS_SIDES = (5, 6, 7, 8)
 _ORIENTATION = 0x0112
 
 
-def image_size(path: Path) -> tuple[Size, bool]:
+def image_size(path: Path, how: Decoding = PLAIN) -> tuple[Size, bool]:
     """(height, width) of the upright image, from the file's header, and whether it lies on its side.
 
     Raises:
-        InputError: it is no picture.
+        InputError: it is no picture, or a larger one than is allowed.
     """
     from PIL import Image
 
+    from zoo.data.decode import open_image
+
+    stored = None
     try:
         with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(_ORIENTATION) in _SWAPS_SIDES
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"This is no readable picture ({error}).", where=path) from None
-    return ((width, height) if turned else (height, width)), turned
+            stored = width, height = image.size
+            # Of these the header is enough; a set has a hundred thousand.
+            if image.format in ("JPEG", "MPO") and width * height <= how.max_pixels:
+                turned = image.getexif().get(_ORIENTATION) in _SWAPS_SIDES
+                return ((width, height) if turned else (height, width)), turned
+    except Exception:  # whatever a parser stumbles over: what decodes the file says what it is
+        pass
+    picture = open_image(path, how=how)
+    size = picture.height, picture.width
+    return size, stored is not None and size != stored[::-1]
 
 
 def measure(images: BoxSet, problems: list[Problem]) -> list[Size | None]:
@@ -47,7 +57,7 @@ def measure(images: BoxSet, problems: list[Problem]) -> list[Size | None]:
         images: a set.
         problems: what is wrong is added to it.
     """
-    return [_size_of(picture, problems) for picture in images.pictures]
+    return [_size_of(picture, images.decoding, problems) for picture in images.pictures]
 
 
 def check_boxes(
@@ -100,7 +110,11 @@ def check_boxes(
     _note(what, empty, f"images {where} without an object to train on {verb}")
     if images.expected is not None and images.expected != len(images):
         what.append(f"the published {images.name} has {images.expected} images, this one {len(images)}")
-    if images.pictures and not kept and not problems:
+    if not any(len(picture.objects) for picture in kept) and not problems:
+        if not images.pictures:
+            fix = "check that the annotations list them"
+            problems.append(Problem("The set has no image.", images.name, fix))
+            return images
         problems.append(
             Problem(
                 f"None of the {len(images)} images has an object.",
@@ -110,6 +124,20 @@ def check_boxes(
         )
     images.pictures = kept
     return images
+
+
+def check_twice(images: BoxSet, problems: list[Problem]) -> None:
+    """Find the images that a set lists more than once: each of them would have some of the objects only."""
+    names = Counter(os.path.normpath(picture.path) for picture in images.pictures)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        problems.append(
+            Problem(
+                f"{len(twice)} images of {images.name} are listed more than once ({some_of(twice, _SHOWN)}).",
+                str(images.pictures[0].where or images.name),
+                "list each image once, with all of its objects",
+            )
+        )
 
 
 def check_overlap(train: BoxSet, test: BoxSet, problems: list[Problem]) -> None:
@@ -161,11 +189,11 @@ def require_none(problems: Iterable[Problem]) -> None:
     )
 
 
-def _size_of(picture: Picture, problems: list[Problem]) -> Size | None:
+def _size_of(picture: Picture, how: Decoding, problems: list[Problem]) -> Size | None:
     try:
-        size, turned = image_size(picture.path)
+        size, turned = image_size(picture.path, how)
     except InputError as error:
-        problems.append(Problem(error.what, str(error.where), "repair it, or take it out of the list"))
+        problems.append(Problem(error.what, str(error.where), what_helps(error)))
         return None
     if picture.size is not None and picture.size != size:
         says = f"{picture.size[1]} x {picture.size[0]}"
@@ -177,6 +205,17 @@ def _size_of(picture: Picture, problems: list[Problem]) -> Size | None:
                 f"{picture.name} is {size[1]} x {size[0]} pixels, its annotations say {says}.",
                 str(picture.where or picture.path),
                 why,
+            )
+        )
+        return None
+    masks = [mask for mask in picture.objects.masks or [] if isinstance(mask, dict) and "size" in mask]
+    if other := [mask["size"] for mask in masks if tuple(mask["size"]) != size]:
+        problems.append(
+            Problem(
+                f"{picture.name} is {size[1]} x {size[0]} pixels, {len(other)} of its masks are of {other[0][1]} x "
+                f"{other[0][0]}.",
+                str(picture.where or picture.path),
+                "their run lengths are of another version of the image: make them anew",
             )
         )
         return None

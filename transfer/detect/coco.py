@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import numpy as np
 from zoo.errors import InputError, did_you_mean
 from zoo.files import read_json
 
-from .annotations import BoxSet, Objects, Picture, Problem, some_of
+from .annotations import BoxSet, Objects, Picture, Problem, four_numbers, some_of
+from .coco_masks import check_masks, size_of
 
 __all__ = ["coco_parts", "find_coco", "packed_files", "read_coco"]
 
 _COUNTS = {"train2017": 118287, "val2017": 5000}
 _SAMPLES = 5
+_LARGEST = 2**53  # ids go through float64 when detections are judged
 
 
 def find_coco(folder: Path, splits: Sequence[str] = ("train2017", "val2017")) -> Path:
@@ -76,32 +80,34 @@ def read_coco(file: Path, images: Path, split: str, like: BoxSet | None, problem
         content = read_json(file)
         pictures, categories = content["images"], content["categories"]
         annotations = content.get("annotations", [])
-        numbers = sorted(int(category["id"]) for category in categories)
-        name_of = {int(category["id"]): str(category["name"]) for category in categories}
+        if not isinstance(annotations, list) or not all(isinstance(one, dict) for one in annotations):
+            raise TypeError("annotations is no list of objects")
+        name_of = _named(categories, file, problems)
         pictures = _numbered(pictures, file, problems)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"This is no COCO file of instances ({type(error).__name__}: {error}).",
             where=file,
             fix="it needs images, annotations and categories; captions and keypoints are other files",
         ) from None
     notes: list[str] = []
+    numbers = sorted(name_of)
     label_of = _labels(name_of, numbers, like, file, notes, problems)
     classes = like.classes if like is not None else tuple(name_of[number] for number in numbers)
     of_image: dict[Any, list[dict[str, Any]]] = {picture["id"]: [] for picture in pictures}
     _sort_in(annotations, of_image, label_of, file, problems)
-    _sound_masks(pictures, of_image, file, notes, problems)
+    check_masks(pictures, of_image, file, notes, problems)
     present = {path.name for path in images.iterdir()} if images.is_dir() else set()
     files = [str(picture["file_name"]) for picture in pictures]
-    missing = [name for name in files if Path(name).name not in present and not (images / name).is_file()]
+    missing = [name for name in files if name not in present and not os.path.isfile(images / name)]
     if missing:
-        problems.append(_missing(missing, len(pictures), len(present), images))
+        problems.append(_missing(missing, len(pictures), present, images))
     gone = set(missing)
     found = [
         Picture(
             name,
             images / name,
-            _size(picture),
+            size_of(picture),
             _objects(of_image[picture["id"]], label_of, file, problems),
             picture["id"],
             file,
@@ -113,6 +119,31 @@ def read_coco(file: Path, images: Path, split: str, like: BoxSet | None, problem
     return BoxSet("coco", split, classes, found, own, notes, "coco", _COUNTS.get(split))
 
 
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+
+
+def _named(categories: Sequence[dict[str, Any]], file: Path, problems: list[Problem]) -> dict[int, str]:
+    """The name of each category that has a number and a name of its own."""
+    odd = [
+        one
+        for one in categories
+        if not _is_id(one["id"]) or not isinstance(one["name"], str) or not one["name"]
+    ]
+    good = [one for one in categories if one not in odd]
+    if odd:
+        shown = some_of([f"id {one['id']!r}, name {one['name']!r}" for one in odd], _SAMPLES)
+        what = f"{len(odd)} categories have an id that is no whole number from 0 on, or no name ({shown})."
+        problems.append(Problem(what, str(file), "write ids as numbers without quotes, and names as text"))
+    for key in ("id", "name"):
+        for value, count in Counter(one[key] for one in good).items():
+            if count > 1:
+                problems.append(
+                    Problem(f"Two categories have one {key}: {value}.", str(file), "give each its own")
+                )
+    return {one["id"]: one["name"] for one in good}
+
+
 def _numbered(
     pictures: Sequence[dict[str, Any]], file: Path, problems: list[Problem]
 ) -> list[dict[str, Any]]:
@@ -121,56 +152,20 @@ def _numbered(
     nameless, twice = [], []
     for place, picture in enumerate(pictures):
         number, name = picture.get("id"), picture.get("file_name")
-        if not isinstance(number, int) or number < 0 or not isinstance(name, str):
+        if not isinstance(number, int) or not _is_id(number) or not isinstance(name, str):
             nameless.append(f"entry {place}: id {number!r}")
         elif number in good:
             twice.append(f"id {number}: {name}")
         else:
             good[number] = picture
     for found, what in (
-        (nameless, "images have no file_name, or an id that is no whole number from 0 on"),
+        (nameless, "images have no file_name, or an id that is no whole number from 0 to 2**53"),
         (twice, "images have the id of another"),
     ):
         if found:
             fix = "number the images 0, 1, 2, ... and say these numbers in the annotations' image_id"
             problems.append(Problem(f"{len(found)} {what} ({some_of(found, _SAMPLES)}).", str(file), fix))
     return list(good.values())
-
-
-def _sound_masks(
-    pictures: Sequence[dict[str, Any]],
-    of_image: dict[Any, list[dict[str, Any]]],
-    file: Path,
-    notes: list[str],
-    problems: list[Problem],
-) -> None:
-    """Take out polygons that enclose nothing; find run lengths of another image's size."""
-    open_ones, other_sizes = [], []
-    for picture in pictures:
-        size = _size(picture)
-        for one in of_image[picture["id"]]:
-            mask = one.get("segmentation")
-            if isinstance(mask, dict) and "counts" in mask:
-                if size is not None and tuple(mask.get("size") or ()) != size:
-                    other_sizes.append(f"image {picture['id']}, annotation {one.get('id')}")
-            elif mask:
-                sound = [p for p in mask if isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0]
-                if len(sound) < len(mask):
-                    one["segmentation"] = sound
-                    open_ones.append(str(one.get("id")))
-    if open_ones:
-        notes.append(
-            f"{len(open_ones)} masks have polygons that are no three corners, which are left out "
-            f"(annotation {some_of(open_ones, _SAMPLES)}); without any other the box is the mask"
-        )
-    if other_sizes:
-        problems.append(
-            Problem(
-                f"{len(other_sizes)} masks are of another size than their image ({some_of(other_sizes, _SAMPLES)}).",
-                str(file),
-                "their run lengths are of another version of the image: make them anew",
-            )
-        )
 
 
 def _labels(
@@ -183,8 +178,6 @@ def _labels(
 ) -> dict[int, int]:
     """Category id -> label; ids may have gaps, begin at 0, or differ from the training set's."""
     if like is None:
-        if len(set(name_of.values())) < len(numbers):
-            problems.append(Problem("Two categories have one name.", str(file), "give each its own"))
         if numbers and (numbers[0] != 1 or numbers[-1] != len(numbers)):
             notes.append(
                 f"category ids {numbers[0]} to {numbers[-1]} became labels 0 to {len(numbers) - 1}; "
@@ -214,24 +207,24 @@ def _sort_in(
 ) -> None:
     strangers, unknown = [], []
     for one in annotations:
-        if one.get("image_id") not in of_image:
-            strangers.append(one.get("image_id"))
-        elif one.get("category_id") not in label_of:
-            unknown.append((one["image_id"], one.get("category_id")))
+        if not _listed(one.get("image_id"), of_image):
+            strangers.append(repr(one.get("image_id")))
+        elif not _listed(one.get("category_id"), label_of):
+            unknown.append(f"image {one['image_id']}: category {one.get('category_id')!r}")
         else:
             of_image[one["image_id"]].append(one)
     if strangers:
-        some = ", ".join(map(str, dict.fromkeys(strangers[:_SAMPLES])))
+        some = ", ".join(dict.fromkeys(strangers[:_SAMPLES]))
         problems.append(
             Problem(
                 f"{len(strangers)} of {len(annotations)} annotations are of images that the file doesn't list "
                 f"(image_id {some}{' ...' if len(strangers) > _SAMPLES else ''}).",
                 str(file),
-                "the ids of images and annotations must be of one file",
+                "the ids of images and annotations must be of one file, and numbers",
             )
         )
     if unknown:
-        some = ", ".join(f"image {image}: category {category}" for image, category in unknown[:_SAMPLES])
+        some = ", ".join(unknown[:_SAMPLES])
         problems.append(
             Problem(
                 f"{len(unknown)} annotations have a category that the file doesn't list ({some}).",
@@ -241,7 +234,11 @@ def _sort_in(
         )
 
 
-def _missing(missing: Sequence[str], wanted: int, present: int, images: Path) -> Problem:
+def _listed(value: object, known: Collection[int]) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value in known
+
+
+def _missing(missing: Sequence[str], wanted: int, present: Collection[str], images: Path) -> Problem:
     packed = images.with_suffix(".zip")
     other = missing[0].startswith("COCO_") and "2014" in missing[0]
     fix = "unpack all of the images there"
@@ -249,19 +246,14 @@ def _missing(missing: Sequence[str], wanted: int, present: int, images: Path) ->
         fix = f"unpack {packed.name} there"
     elif other:
         fix = "these are annotations of 2014, the images are others: take instances_*2017.json"
+    elif Path(missing[0]).name in present:
+        fix = f"file_name is relative to {images}: leave its folders out"
     return Problem(
-        f"{len(missing)} of {wanted} images are missing ({present} files are there): {some_of(missing)}.",
+        f"{len(missing)} of {wanted} images are missing ({len(present)} files are there): {some_of(missing)}.",
         str(images),
         fix,
         files=tuple(missing),
     )
-
-
-def _size(picture: dict[str, Any]) -> tuple[int, int] | None:
-    try:
-        return int(picture["height"]), int(picture["width"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _objects(
@@ -269,20 +261,13 @@ def _objects(
 ) -> Objects:
     good = []
     for one in annotations:
+        wrong = _wrong_in(one)
         try:
-            box = [float(value) for value in one["bbox"]]
-            if len(box) != 4:
-                raise ValueError
-        except (KeyError, TypeError, ValueError):
-            problems.append(
-                Problem(
-                    f"A box is not four numbers (annotation {one.get('id')}).",
-                    str(file),
-                    "bbox is x, y, width and height in pixels",
-                )
-            )
-            continue
-        good.append((one, box))
+            good.append((one, four_numbers(one.get("bbox"))))
+        except ValueError:
+            wrong = "A box is not four numbers", "bbox is x, y, width and height in pixels"
+        if wrong:
+            problems.append(Problem(f"{wrong[0]} (annotation {one.get('id')}).", str(file), wrong[1]))
     boxes = np.array([box for _, box in good], dtype=np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
     masks = [one.get("segmentation") or None for one, _ in good]
@@ -292,10 +277,23 @@ def _objects(
         boxes,
         np.array([label_of[one["category_id"]] for one, _ in good], dtype=np.int64),
         np.zeros(len(good), dtype=bool),
-        np.array([bool(one.get("iscrowd", 0)) for one, _ in good], dtype=bool),
+        np.array([bool(one.get("iscrowd")) for one, _ in good], dtype=bool),
         np.array(
-            [of_box if area is None else float(area) for area, of_box in zip(areas, of_boxes, strict=True)],
+            [area if _is_area(area) else of_box for area, of_box in zip(areas, of_boxes, strict=True)],
             dtype=np.float64,
         ),
         masks if any(mask is not None for mask in masks) else None,
     )
+
+
+def _wrong_in(one: dict[str, Any]) -> tuple[str, str] | None:
+    """What is wrong with the smaller parts of an annotation, and what helps."""
+    if one.get("iscrowd") not in (None, 0, 1):  # of a text like "0" nobody can tell what it says
+        return "iscrowd is neither 0 nor 1", "write iscrowd as 0 or 1, without quotes"
+    if one.get("area") is not None and not _is_area(one["area"]):
+        return "An area is no number", "area is in pixels; without one, that of the box is taken"
+    return None
+
+
+def _is_area(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

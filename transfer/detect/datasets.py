@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zoo.data.decoding import PLAIN, Decoding
 from zoo.errors import InputError, ZooError, did_you_mean
 
 from ..voc import VOC_CLASSES
 from .annotations import BoxSet, Problem
-from .checks import Size, check_boxes, check_overlap, measure, require_none
+from .checks import Size, check_boxes, check_overlap, check_twice, measure, require_none
 from .coco import coco_parts, find_coco, packed_files, read_coco
 from .coco_scores import need_hotcoco
 from .config import DetectConfig
 from .photos import photos_voc
+from .suspicions import check_meaning
 from .table import find_table, read_table
 from .voc import find_voc, is_voc, read_voc
 
@@ -58,7 +60,11 @@ def family_of(dataset: str) -> str:
 
 
 def open_sets(
-    dataset: str, data: str | None, config: DetectConfig, sizes: list[list[Size | None]] | None = None
+    dataset: str,
+    data: str | None,
+    config: DetectConfig,
+    sizes: list[list[Size | None]] | None = None,
+    how: Decoding = PLAIN,
 ) -> Sets:
     """Read and check both sets.
 
@@ -67,11 +73,12 @@ def open_sets(
         data: the folder that holds a named set.
         config: what of it is asked for.
         sizes: ``Sets.sizes`` of the same sets that were found to be in order: no image is looked into again.
+        how: how files become pixels.
 
     Raises:
         InputError: no such data, or everything that is wrong with it.
     """
-    sets = read_sets(dataset, data, config)
+    sets = read_sets(dataset, data, config, how)
     _refuse_voc_scoring(sets.test, config)
     sets = check_sets(sets, config, sizes)
     require_none(sets.problems)
@@ -86,6 +93,7 @@ def open_together(
     config: DetectConfig,
     world: Collectives,
     sizes: list[list[Size | None]] | None = None,
+    how: Decoding = PLAIN,
 ) -> Sets:
     """``open_sets`` in each of several processes: the first looks into the images, the others take its word.
 
@@ -95,7 +103,7 @@ def open_together(
     sets, error = None, None
     if world.rank == 0:
         try:
-            sets = open_sets(dataset, data, config, sizes)
+            sets = open_sets(dataset, data, config, sizes, how)
         except ZooError as found:
             error = found
     told = world.gather_values(None if sets is None else sets.sizes)[0]
@@ -103,7 +111,7 @@ def open_together(
         raise error
     if told is None:
         raise InputError("The first process can't use the data: see what it says.", where=data or dataset)
-    return sets or open_sets(dataset, data, config, told)
+    return sets or open_sets(dataset, data, config, told, how)
 
 
 def check_sets(sets: Sets, config: DetectConfig, sizes: list[list[Size | None]] | None = None) -> Sets:
@@ -112,6 +120,9 @@ def check_sets(sets: Sets, config: DetectConfig, sizes: list[list[Size | None]] 
     ``sizes`` as of ``open_sets``.
     """
     sets.sizes = sizes or [measure(part, sets.problems) for part in (sets.train, sets.test)]
+    for part, found in zip((sets.train, sets.test), sets.sizes, strict=True):
+        check_twice(part, sets.problems)
+        check_meaning(part, found, sets.problems)
     keep_empty = config.keep_empty or config.head == "detr"  # whose reference trains on all images
     check_boxes(sets.train, sets.sizes[0], sets.problems, training=True, keep_empty=keep_empty)
     check_boxes(sets.test, sets.sizes[1], sets.problems, training=False)
@@ -124,12 +135,18 @@ def check_sets(sets: Sets, config: DetectConfig, sizes: list[list[Size | None]] 
     return sets
 
 
-def read_sets(dataset: str, data: str | None, config: DetectConfig) -> Sets:
+def read_sets(dataset: str, data: str | None, config: DetectConfig, how: Decoding = PLAIN) -> Sets:
     """Read the annotations of both sets; what is wrong with them is listed, not raised.
 
     Raises:
         InputError: an unknown name, or a folder in which nothing can be found.
     """
+    sets = _read(dataset, data, config)
+    sets.train.decoding = sets.test.decoding = how
+    return sets
+
+
+def _read(dataset: str, data: str | None, config: DetectConfig) -> Sets:
     problems: list[Problem] = []
     if dataset in (BUILTIN, "builtin:photos") and data is None:
         return _voc(find_voc(photos_voc()), "", config, problems)
@@ -139,8 +156,8 @@ def read_sets(dataset: str, data: str | None, config: DetectConfig) -> Sets:
     if dataset in ("voc07", "voc07+12"):
         return _published_voc(_home(dataset, data), dataset == "voc07+12", problems)
     folder = Path(data or dataset).expanduser()
-    known = dataset in (data, *NAMES) or Path(dataset).expanduser().is_dir()
-    if not known or not folder.is_dir():  # with --data the name may be misspelt, too
+    known = dataset in (data, *NAMES) or os.path.isdir(Path(dataset).expanduser())
+    if not known or not os.path.isdir(folder):  # with --data the name may be misspelt, too
         raise InputError(
             "There is no such data set or folder.",
             where=data if data and known else dataset,
@@ -277,6 +294,6 @@ def _home(dataset: str, data: str | None) -> Path:
             fix=f"pass --data FOLDER, or set {_HOME}",
         )
     folder = Path(named).expanduser()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InputError("There is no such folder.", where=named, fix="check --data")
     return folder

@@ -11,6 +11,7 @@ from torch import nn
 
 from zoo.engine.collectives import Collectives
 from zoo.engine.precision import Precision
+from zoo.errors import RunError
 from zoo.probe.folded import folded
 
 from .annotations import BoxSet
@@ -61,7 +62,21 @@ def shared_out(images: BoxSet, detect: Callable[[int], Detections], world: Colle
 
 
 def for_detection(detector: AnyDetector, precision: Precision) -> Any:
-    """A copy for nothing but detecting: norms inside convolutions, filters in the type that is computed in."""
+    """A copy for nothing but detecting: norms inside convolutions, filters in the type that is computed in.
+
+    Raises:
+        RunError: its weights are no numbers; it would seem to find nothing.
+    """
+    broken = [
+        name
+        for name, values in detector.state_dict().items()
+        if values.is_floating_point() and not values.isfinite().all()
+    ]
+    if broken:
+        raise RunError(
+            f"{len(broken)} tensors of the detector hold values that are no numbers ({broken[0]}).",
+            fix="train it again, with a lower --lr or --precision float32",
+        )
     network = folded(detector)
     for part in ("trunk", "pyramid", "rpn"):  # others may compute in float32 whatever the precision is
         for module in getattr(network, part, nn.Module()).modules():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from zoo.data.decode import IMAGE_SUFFIXES, decode_image
+from zoo.data.decode import IMAGE_SUFFIXES
 from zoo.data.decoding import MAX_PIXELS, Decoding
 from zoo.engine.precision import choose_device, choose_precision, compute_threads
 from zoo.errors import InputError
 from zoo.files import disk_errors, whole_file, write_json
 from zoo.keyed import keyed_key, keyed_uniforms
 
+from .annotations import read_image
 from .batches import to_tensor
 from .judge import detect_one, for_detection
 from .rle import bitmap_of
@@ -70,7 +72,7 @@ def predict(
     with compute_threads(how.device, 0), disk_errors("Writing the drawn pictures", target):
         for file, place in places.items():
             name = file.name if source.is_file() else file.relative_to(source).as_posix()
-            pixels = decode_image(file, how=Decoding(max_pixels=max_pixels))
+            pixels = read_image(file, Decoding(max_pixels=max_pixels))
             size = pixels.shape[0], pixels.shape[1]
             sides = saved.detector.view_size(*size, saved.test_size, saved.most)
             view = to_tensor(resize(pixels, sides))
@@ -112,7 +114,8 @@ def _pictures(source: Path, target: Path) -> Iterator[Path]:
         return
     inside = target.resolve() if target.resolve() != source.resolve() else None
     for path in sorted(source.rglob("*")):
-        if inside is not None and inside in path.resolve().parents:
+        # (Path.resolve refuses links that lead round in a circle.)
+        if inside is not None and inside in Path(os.path.realpath(path)).parents:
             continue
         if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
             yield path

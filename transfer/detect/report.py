@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from zoo.addresses import shown_urls
-from zoo.data.decode import decode_image
 from zoo.errors import InputError, ZooError
 from zoo.files import read_json
 from zoo.pretrain.charts import Curve, bar_chart, line_chart
 from zoo.pretrain.report import figures_in
 from zoo.pretrain.report_style import COLORS, page_at, write_page
 
-from .annotations import Objects, Picture
+from .annotations import BoxSet, Objects
 from .predict import SCORE, draw
 from .scored import read_scored
 from .scores import Detections, image_precision
@@ -241,7 +240,7 @@ def _pictures(one: _Result, views: int, name: str) -> Iterable[str]:
         ]
         counts = [len(picture.objects) for picture in images.pictures]
         for kind, rows in chosen_images(scores, counts, views).items():
-            shown = [_pair(images.pictures[row], found[row], images.classes, scores[row]) for row in rows]
+            shown = [_pair(images, row, found[row], scores[row]) for row in rows]
             if shown:
                 yield f"<h2>{kind.capitalize()} images {name}</h2><p>Left: the truth; right: what was found.</p>"
                 yield f'<section class="charts">{"".join(shown)}</section>'
@@ -250,8 +249,8 @@ def _pictures(one: _Result, views: int, name: str) -> Iterable[str]:
         one.notes.append(f"its images can't be drawn any more: {shown_urls(what)}")
 
 
-def _pair(picture: Picture, found: Detections, classes: tuple[str, ...], score: float) -> str:
-    pixels = decode_image(picture.path)
+def _pair(images: BoxSet, row: int, found: Detections, score: float) -> str:
+    pixels, classes, picture = images.read(row), images.classes, images.pictures[row]
     objects = picture.objects
     sure, least = int((found.scores >= SCORE).sum()), SCORE
     said = f"{sure} detections of {SCORE:g} and more"

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["bitmap_of", "polygons_to_bitmap"]
+__all__ = ["bitmap_of", "polygons_to_bitmap", "run_lengths"]
 
 _FINE = 5.0
+_LONGEST = 8  # signs of a run length
 
 
 def polygons_to_bitmap(polygons: Sequence[Any], height: int, width: int) -> np.ndarray:
@@ -57,6 +58,32 @@ def _outline(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     main = first[rows, along][edge] + t
     other = np.trunc(first[rows, across][edge] + slope[edge] * t + 0.5).astype(np.int64)
     return np.where(flat[edge], main, other), np.where(flat[edge], other, main)
+
+
+def run_lengths(text: Any) -> np.ndarray:
+    """The run lengths that a text packs, int64: five bits a sign, from the third on as differences from two before.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    try:
+        signs = np.frombuffer(text.encode("ascii"), dtype=np.uint8).astype(np.int64) - 48
+    except (AttributeError, UnicodeEncodeError):
+        raise ValueError("run lengths are no text") from None
+    more = signs & 0x20 > 0
+    if not len(signs) or signs.min() < 0 or signs.max() > 63 or more[-1]:
+        raise ValueError("run lengths are cut off or hold other signs")
+    starts = np.flatnonzero(np.concatenate(([True], ~more[:-1])))
+    sizes = np.diff(np.concatenate((starts, [len(signs)])))
+    if sizes.max() > _LONGEST:
+        raise ValueError("a run length is too large")
+    place = np.arange(len(signs)) - np.repeat(starts, sizes)
+    values = np.add.reduceat((signs & 0x1F) << (5 * place), starts)
+    negative = signs[starts + sizes - 1] & 0x10 > 0
+    values = np.where(negative, values - (1 << (5 * sizes)), values)
+    for first in (1, 2):
+        values[first::2] = np.cumsum(values[first::2])
+    return values
 
 
 def bitmap_of(segmentation: Any, height: int, width: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from zoo.data.decoding import MAX_PIXELS, Decoding
 from zoo.engine.collectives import Collectives
 from zoo.engine.dashboards import check_trackers
 from zoo.engine.launch import launch
@@ -62,6 +63,12 @@ class Work:
     device: str = "auto"
     workers: int = 0
     progress: str = "auto"
+    max_pixels: int = MAX_PIXELS
+
+    @property
+    def decoding(self) -> Decoding:
+        """How files become pixels."""
+        return Decoding(max_pixels=self.max_pixels)
 
 
 Place = tuple[torch.device, Collectives]
@@ -96,7 +103,7 @@ def run(asked: Work, config: DetectConfig, place: Place | None) -> dict[str, Any
     if place is not None:
         return work(asked, config, place)
     # What can't be is said once, and before anything is started.
-    sizes = open_sets(asked.dataset, asked.data, config).sizes
+    sizes = open_sets(asked.dataset, asked.data, config, how=asked.decoding).sizes
     request, answer = Path(asked.out) / "request.json", Path(asked.out) / "answer.json"
     write_json(request, {"work": vars(asked), "settings": config.model_dump(mode="json"), "sizes": sizes})
     code = launch(["-m", "transfer.detect.worker", str(request)], config.nproc)
@@ -120,7 +127,7 @@ def work(
     ``sizes`` are those of the images, if they were looked into already.
     """
     device, world = place
-    sets = open_together(asked.dataset, asked.data, config, world, sizes)
+    sets = open_together(asked.dataset, asked.data, config, world, sizes, asked.decoding)
     for note in dict.fromkeys((*sets.train.notes, *sets.test.notes)):
         log.warning("%s", note)
     trunk, info, digest = _trunk(asked.reference)

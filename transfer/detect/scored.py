@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from zoo.data.decoding import MAX_PIXELS, Decoding
 from zoo.errors import InputError
 from zoo.files import read_json, write_json
 
@@ -21,9 +23,13 @@ _PLACE = "scored.json"
 
 def write_scored(folder: Path, images: BoxSet, dataset: str, data: str | None, config: DetectConfig) -> None:
     """Write what the images were read from, beside ``DETECTIONS`` (their detections by the annotations' own ids)."""
-    place = {"dataset": dataset if dataset in NAMES else _absolute(dataset), "data": data and _absolute(data)}
+    place: dict[str, Any] = {
+        "dataset": dataset if dataset in NAMES else _absolute(dataset),
+        "data": data and _absolute(data),
+    }
     numbers = [picture.number for picture in images.pictures]
-    write_json(folder / _PLACE, {**place, "settings": config.model_dump(mode="json"), "images": numbers})
+    place |= {"settings": config.model_dump(mode="json"), "max_pixels": images.decoding.max_pixels}
+    write_json(folder / _PLACE, {**place, "images": numbers})
 
 
 def read_scored(folder: Path) -> tuple[BoxSet, list[Detections]]:
@@ -36,9 +42,10 @@ def read_scored(folder: Path) -> tuple[BoxSet, list[Detections]]:
         place = read_json(folder / _PLACE)
         config = DetectConfig.model_validate(place["settings"])
         dataset, data, numbers = place["dataset"], place["data"], place["images"]
+        how = Decoding(max_pixels=place.get("max_pixels", MAX_PIXELS))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"It isn't known what was scored ({type(error).__name__}).", where=folder) from None
-    sets = read_sets(dataset, data, config)
+    sets = read_sets(dataset, data, config, how)
     every = sets.train if config.test_on_train else sets.test
     row_of = {picture.number: row for row, picture in enumerate(every.pictures)}
     if gone := [number for number in numbers if number not in row_of]:

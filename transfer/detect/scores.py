@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from zoo.errors import RunError
+
 from .annotations import Objects
 
 __all__ = [
@@ -40,6 +42,15 @@ class Detections:
     scores: np.ndarray
     labels: np.ndarray
     masks: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``RunError`` for what can't be ranked or drawn."""
+        if not (np.isfinite(self.scores).all() and np.isfinite(self.boxes).all()):
+            raise RunError(
+                "The scores or boxes of detections are no numbers.",
+                fix="the detector's weights are damaged, or too large for its precision: try --precision float32, "
+                "or train it again with a lower --lr",
+            )
 
 
 @dataclass(frozen=True)

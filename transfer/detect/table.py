@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 
 from zoo.errors import InputError, did_you_mean
 
-from .annotations import BoxSet, Objects, Picture, Problem, some_of
+from .annotations import BoxSet, Objects, Picture, Problem, four_numbers, some_of
 
 __all__ = ["find_table", "read_table"]
 
@@ -35,8 +37,8 @@ def find_table(folder: Path, split: str) -> Path | None:
 def read_table(file: Path, split: str, classes: Sequence[str] | None, problems: list[Problem]) -> BoxSet:
     """Read a table; boxes are edges counted from 0, image names are relative to its folder.
 
-    CSV: ``image,xmin,ymin,xmax,ymax,label`` with a header; a line with an image alone is an image without
-    objects. JSON lines: ``{"image": ..., "boxes": [[xmin, ymin, xmax, ymax], ...], "labels": [...]}``.
+    CSV: ``image,xmin,ymin,xmax,ymax,label`` with a header, parted by commas, semicolons or tabs; a line with
+    an image alone is an image without objects. JSON lines: ``{"image": ..., "boxes": [[xmin, ymin, xmax, ymax], ...], "labels": [...]}``.
 
     Args:
         file: the table.
@@ -65,12 +67,12 @@ def read_table(file: Path, split: str, classes: Sequence[str] | None, problems: 
             problems.append(
                 Problem(f"{image} has a class that training doesn't know: {label}.", str(file), fix)
             )
-    missing = [name for name in boxes if not (file.parent / name).is_file()]
+    missing = [name for name in boxes if not os.path.isfile(file.parent / name)]
     if missing:
         what = f"{len(missing)} of {len(boxes)} images are missing: {some_of(missing)}."
         fix = f"names are relative to {file.parent}: put the images there, or correct the table"
         problems.append(Problem(what, str(file), fix, files=tuple(missing)))
-    if not boxes:
+    if not boxes and not problems:
         problems.append(Problem("The table has no image.", str(file), "give it a line for each box"))
     gone = set(missing)
     pictures = []
@@ -92,7 +94,8 @@ def read_table(file: Path, split: str, classes: Sequence[str] | None, problems: 
 def _csv_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
     try:
         with open(file, newline="", encoding="utf-8-sig") as lines:
-            reader = csv.reader(lines)
+            first = lines.readline()
+            reader = csv.reader(itertools.chain([first], lines), delimiter=max(",;\t", key=first.count))
             header = [name.strip().lower() for name in next(reader, [])]
             columns = [_ALSO.get(name, name) for name in header]
             absent = [name for name in _COLUMNS if name not in columns]
@@ -104,13 +107,15 @@ def _csv_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
                 )
             place = {name: columns.index(name) for name in _COLUMNS}
             for line in reader:
-                if not line:
+                if not any(cell.strip() for cell in line):
                     continue
                 cells = [line[place[name]].strip() if place[name] < len(line) else "" for name in _COLUMNS]
                 try:
                     if not cells[0]:
                         raise ValueError("it names no image")
-                    box = [float(cell) for cell in cells[1:5]] if any(cells[1:]) else None
+                    if any(cell.strip() for cell in line[len(header) :]):
+                        raise ValueError("it has more cells than the header")
+                    box = four_numbers(cells[1:5]) if any(cells[1:]) else None
                     if box and not cells[5]:
                         raise ValueError("its box has no label")
                 except ValueError as error:
@@ -126,12 +131,16 @@ def _unusable(file: Path, number: int, error: Exception, fix: str) -> Problem:
 
 
 def _no_text(file: Path, error: Exception) -> InputError:
-    return InputError(f"The table can't be read ({error}).", where=file, fix="save it as UTF-8 text")
+    return InputError(
+        f"The table can't be read ({error}).",
+        where=file,
+        fix="save it as UTF-8 text, a line for each box or image",
+    )
 
 
 def _json_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8-sig").split("\n")  # some others that end lines may stand in a JSON text
     except (OSError, UnicodeDecodeError) as error:
         raise _no_text(file, error) from None
     for number, line in enumerate(lines, 1):
@@ -139,13 +148,25 @@ def _json_rows(file: Path, problems: list[Problem]) -> Iterator[_Row]:
             continue
         try:
             row: Any = json.loads(line)
-            image, boxes, labels = str(row["image"]), row.get("boxes", []), row.get("labels", [])
-            found = [[float(value) for value in box] for box in boxes]
-            if len(found) != len(labels) or any(len(box) != 4 for box in found):
+            image = row["image"]
+            boxes, labels = ([], []) if row.keys() == {"image"} else (row["boxes"], row["labels"])
+            if not isinstance(image, str) or not isinstance(boxes, list) or not isinstance(labels, list):
+                raise ValueError("image is no text, or boxes or labels are no list")
+            found = [four_numbers(box) for box in boxes]
+            if len(found) != len(labels):
                 raise ValueError("boxes and labels don't fit together")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not all(_is_label(label) for label in labels):
+                raise ValueError("a label is neither text nor a whole number")
+        except KeyError as error:
+            problems.append(_unusable(file, number, ValueError(f"it has no {error}"), _JSON_LINE))
+            continue
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             problems.append(_unusable(file, number, error, _JSON_LINE))
             continue
         yield image, None, None
         for box, label in zip(found, labels, strict=True):
             yield image, box, str(label)
+
+
+def _is_label(value: object) -> bool:
+    return (isinstance(value, str) and bool(value.strip())) or type(value) is int

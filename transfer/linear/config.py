@@ -104,16 +104,18 @@ class LinearConfig(TransferConfig):
     norm: tuple[_Norm, ...] = Field(
         default=(),
         description="what features go through: none, standard (the training set's mean and deviation: cached "
-        "only), batch (BatchNorm without weights); cached: standard, else none",
+        "only), batch (BatchNorm without weights); else the protocol's: standard for cached, none for others",
     )
-    views: int = Field(default=0, ge=0, description="cached: random crops of each training image, kept")
+    views: int = Field(
+        default=0, ge=0, description="cached: random crops of each image beside the central one (0: none)"
+    )
     held_out: float = Field(default=0.2, gt=0, lt=1, description="share of the training set to choose by")
     drop_at: tuple[int, ...] = Field(
         default=(),
         description="epochs after which rates drop, else the protocol's; without any, a cosine to 0",
     )
     drop: float = Field(default=0.1, gt=0, le=1, description="what they drop to; amdim: 0.2")
-    limit: int = Field(default=0, ge=0, description="stop after so many steps: a trial, kept out of cards")
+    limit: int = Field(default=0, ge=0, description="stop after so many steps, as a trial (0: all)")
 
     @model_validator(mode="before")
     @classmethod

@@ -44,7 +44,7 @@ class TuningConfig(TransferConfig):
     weight_decay: float = Field(default=0.0, ge=0, description="of all tensors")
     drop_at: tuple[int, ...] = Field(default=(12, 16), description="epochs after which rates drop")
     drop: float = Field(default=0.2, gt=0, le=1, description="what they drop to")
-    limit: int = Field(default=0, ge=0, description="stop after so many steps: a trial, kept out of cards")
+    limit: int = Field(default=0, ge=0, description="stop after so many steps, as a trial (0: all)")
 
     def _filled(self, labelled: int, share: float) -> dict[str, Any]:
         """The protocol and its values for so many labelled images, what was given on top."""

@@ -64,7 +64,7 @@ def _names_of_json(text: str, path: Path) -> list[str]:
     try:
         # Pairs, so that a key given twice isn't lost.
         value = json.loads(text, object_pairs_hook=_Pairs)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"The class index is no JSON ({error}).", where=path) from None
     if isinstance(value, _Pairs):
         return _in_order(value, path)

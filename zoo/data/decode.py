@@ -13,6 +13,7 @@ import contextlib
 import errno
 import functools
 import io
+import logging
 import os
 import re
 import stat
@@ -40,10 +41,13 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
 # in the threads that read images.)
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its notes would go to standard error
 
 _SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
-_ORIENTATION, _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC = 0x0112, 256, 257, 258, 262  # EXIF's and TIFF's tags
+# EXIF's and TIFF's tags
+_ORIENTATION, _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _PLANES, _SAMPLES = 0x0112, 256, 257, 258, 262, 284, 339
+_SIGNED = 2
 _TEXTS = 64  # so many of the largest allowed text blocks may a PNG have, as with Pillow's own limits
 # Where a PNG can hide an orientation.
 _PNG_EXIF = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -124,18 +128,17 @@ def _read(path: str | os.PathLike[str], label: str, how: Decoding) -> bytes:
         with open(handle, "rb", buffering=0) as file:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(
-                    "This is a pipe, a socket or a device, not a file.",
-                    where=label,
-                    fix="pass the name of a picture file",
-                )
+                raise _no_file(label)
             if status.st_size > how.max_bytes:
                 raise InputError(
                     f"The file has {status.st_size} bytes, more than the limit of {how.max_bytes}.",
                     where=label,
                     fix=_limit("max_bytes"),
                 )
-            return file.readall()
+            content = file.readall()
+            if content is None:  # one of the system's, in which there is nothing to read now
+                raise _no_file(label)
+            return content
     except FileNotFoundError:
         raise InputError(
             "The image file is not there (any more).", where=label, fix=f"put it back, or {SKIP}"
@@ -152,6 +155,14 @@ def _read(path: str | os.PathLike[str], label: str, how: Decoding) -> bytes:
             where=label,
             fix=f"check the file's permissions and the disk, or {SKIP}",
         ) from error
+
+
+def _no_file(label: str) -> InputError:
+    return InputError(
+        "This is a pipe, a socket or a device, not a file.",
+        where=label,
+        fix="pass the name of a picture file",
+    )
 
 
 def _limit(name: str) -> str:
@@ -244,6 +255,8 @@ class _PillowPicture:
     def pixels(self, shrink: int = 1) -> np.ndarray:
         upright = self._how.orientation == "exif"
         with self._explained():
+            if self._has_deep_planes():
+                return _turned(self._plain(self._from_planes()), self._turn if upright else 1)
             self._image.load()
             self._limit_text()
             if self._image.format == "TIFF":  # Pillow has turned it
@@ -251,6 +264,17 @@ class _PillowPicture:
             else:
                 turn = self._turn if upright else 1
             return _turned(self._plain(self._image), turn)
+
+    def _has_deep_planes(self) -> bool:
+        """Whether a TIFF keeps its channels apart, each of more than 8 bits: Pillow mixes those up."""
+        bits = self._tags.get(_BITS, (8,))
+        return self._tags.get(_PLANES) == 2 and len(bits) > 1 and max(bits) > 8
+
+    def _from_planes(self) -> Image.Image:
+        mode = self._image.mode
+        bands = len(self._image.getbands())
+        pixels, _ = read_tiff(self._data, bands, self._label, lambda width, height: None)
+        return Image.frombytes(mode, pixels.shape[1::-1], pixels.tobytes())
 
     def _limit_text(self) -> None:
         """Limits below Pillow's own, and texts that are stored unpacked."""
@@ -266,7 +290,7 @@ class _PillowPicture:
             return np.array(image, dtype=np.uint8)
         if image.mode in _SIXTEEN_BIT_MODES or (image.mode == "I" and image.format == "PPM"):
             image = self._eight_bits(image)
-        elif image.mode in ("I", "F"):
+        elif image.mode in ("I", "F") or _SIGNED in self._tags.get(_SAMPLES, ()):
             samples = "floating-point" if image.mode == "F" else "32-bit or signed integer"
             raise InputError(
                 f"{self._what} has {samples} samples, whose black and white nobody states.",

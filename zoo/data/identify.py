@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
+from . import jpeg
 from .many_channels import is_tiff
 
 __all__ = ["REPAIR", "SKIP", "identify", "kind_of"]
@@ -74,4 +75,6 @@ def identify(data: bytes) -> tuple[str, str]:
         return f"This is a picture in the format {kind}, which is not read here.", _FIXES[kind]
     if kind == "TIFF":
         return "This TIFF picture has a damaged header or an unusual layout.", _FIXES[kind]
+    if kind == "JPEG" and (bits := jpeg.bits(data)) not in (None, 8):
+        return f"This JPEG picture has {bits} bits a sample, and only those with 8 are read here.", _CONVERT
     return f"This {kind} picture has a damaged header.", REPAIR

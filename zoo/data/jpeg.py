@@ -15,13 +15,14 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-__all__ = ["FastJpeg", "orientation", "read_header"]
+__all__ = ["FastJpeg", "bits", "orientation", "read_header"]
 
 _ORIENTATION = 0x0112
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _START_OF_SCAN, _END = 0xDA, 0xD9
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PLAIN = ("Gray", "YCbCr", "RGB")
 
 
@@ -105,6 +106,14 @@ def orientation(data: bytes) -> int | None:
     if not stated and (found := _XMP_ORIENTATION.search(xmp)):
         value = int(found[1])
     return int(value) if value in range(1, 9) else 1
+
+
+def bits(data: bytes) -> int | None:
+    """Of each sample, as the frame's header states it; None if there is none that can be read."""
+    try:
+        return next((data[start] for marker, start, _ in _segments(data) if marker in _FRAMES), None)
+    except (ValueError, IndexError):
+        return None
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:

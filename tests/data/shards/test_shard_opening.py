@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import tarfile
 
 import numpy as np
@@ -195,6 +196,13 @@ def test_a_link_in_a_shard_names_the_shard(tmp_path):
         error = refused(tmp_path, skip_bad=skip)
         assert "symbolic link" in error.what
         assert error.where == f"{tmp_path}/a.tar: x.png (at byte 0)"
+
+
+def test_a_pipe_under_a_shards_name_is_refused_instead_of_waiting(tmp_path):
+    os.mkfifo(tmp_path / "a.tar")
+    signal.alarm(30)  # its default ends the process that would wait
+    assert "a pipe" in refused(f"{tmp_path}/*.tar").what
+    signal.alarm(0)
 
 
 @pytest.mark.parametrize("mode", ["gz", "bz2", "xz"])

@@ -121,6 +121,20 @@ def test_what_is_no_plain_file_is_refused(tmp_path, kind, what):
         found(path)
 
 
+@pytest.mark.parametrize("size", [b"9" * 5000, b"x", b"-1"])
+def test_a_pax_header_that_states_no_size_is_damage(tmp_path, size):
+    record = b" size=" + size + b"\n"
+    length = next(n for n in range(len(record), len(record) + 9) if len(str(n)) + len(record) == n)
+    content = str(length).encode() + record
+    header, member = tarfile.TarInfo("pax"), tarfile.TarInfo("x.png")
+    header.type, header.size = tarfile.XHDTYPE, len(content)
+    padded = content + bytes(-len(content) % 512)
+    path = tmp_path / "a.tar"
+    path.write_bytes(header.tobuf() + padded + member.tobuf() + bytes(1024))
+    with pytest.raises(Damaged, match="states the size"):
+        found(path)
+
+
 def test_a_header_that_is_zeroed_is_not_the_end(tmp_path):
     path = write_tar(tmp_path / "a.tar", CONTENT)
     zero(path, found(path)[3].start)

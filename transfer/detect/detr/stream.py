@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from zoo.data.decode import decode_image
 from zoo.keyed import keyed_seed
 
 from ..annotations import BoxSet
@@ -28,7 +27,7 @@ class DetrStream(Stream):
         picture = self.images.pictures[sample]
         view = draw_detr_view(self.seed, epoch, sample, self.sizes, self.crops)
         pixels, boxes, rows = make_view(
-            decode_image(picture.path), picture.objects.boxes, view, self.most, self.crops
+            self.images.read(sample), picture.objects.boxes, view, self.most, self.crops
         )
         labels = torch.from_numpy(picture.objects.labels[rows])
         key = keyed_seed(self.seed, "detect samples", epoch, sample)

@@ -112,7 +112,7 @@ def local_shards(pattern: str) -> tuple[list[str], list[str]]:
     there: list[str] = []
     missing: list[str] = []
     whole = Path(pattern).expanduser()
-    names = [str(whole)] if whole.is_file() else expand(str(whole))
+    names = [str(whole)] if os.path.isfile(whole) else expand(str(whole))
     for name in names:
         if not os.path.exists(name) and glob.has_magic(name):
             there += sorted(glob.glob(name))  # noqa: PTH207 - the pattern may be absolute

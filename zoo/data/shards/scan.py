@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,11 +77,18 @@ def scan_shard(path: str | Path, shard: str | None = None) -> Scan:
     """
     shard = str(path) if shard is None else shard
     try:
-        handle = os.open(path, os.O_RDONLY)
+        # A pipe under a shard's name would otherwise wait for ever for someone to write into it.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise _unreadable(shard, error) from None
     try:
         status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(
+                "This is a folder, a pipe, a socket or a device, not a shard.",
+                where=shard,
+                fix="take it out, or name the shards so that the pattern leaves it out",
+            )
         scanner = _Scanner(shard, lambda offset, length: os.pread(handle, length, offset))
         return replace(scanner.run(status.st_size), size=status.st_size, changed=status.st_mtime_ns)
     except OSError as error:

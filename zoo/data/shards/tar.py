@@ -165,7 +165,7 @@ def _octal(field: bytes, offset: int) -> int:
 
 
 def _decimal(value: bytes, offset: int) -> int:
-    if not value.isdigit():
+    if not value.isdigit() or len(value) > 20:
         raise Damaged(f"a pax header states the size {value[:20]!r}", offset)
     return int(value)
 
