@@ -12,6 +12,7 @@ from ._output import print_json, print_table, set_up_notes
 __all__ = ["plan"]
 
 _GIGA = 2**30
+_TINY, _HUGE = 1e-9, 1e12  # what is typed lies in between: days and bytes of the outcome stay numbers
 
 
 def plan(
@@ -76,16 +77,15 @@ def plan(
             "--epochs and --samples can't be used together: each says how long the run is.",
             where=f"--epochs {epochs} --samples {samples}",
         )
-    for name, value in (("--img-s", img_s), ("--network-gbit", network_gbit)):
-        if value is not None and value <= 0:
-            raise InputError("This must be above 0.", where=f"{name} {value:g}")
-    for name, value in (
-        ("--failures", failures),
-        ("--restart", restart),
-        ("--checkpoint-seconds", checkpoint_seconds),
+    for name, value, low in (
+        ("--img-s", img_s, _TINY),
+        ("--network-gbit", network_gbit, _TINY),
+        ("--failures", failures or None, _TINY),
+        ("--restart", restart, 0.0),
+        ("--checkpoint-seconds", checkpoint_seconds, 0.0),
     ):
-        if value is not None and value < 0:
-            raise InputError("This can't be below 0.", where=f"{name} {value:g}")
+        if value is not None and not low <= value <= _HUGE:  # nor what is no number
+            raise InputError(f"This is not from {low:g} to {_HUGE:g}.", where=f"{name} {value:g}")
     options: dict[str, Any] = {
         "epochs": epochs,
         "samples": samples,
@@ -97,7 +97,7 @@ def plan(
     if epochs is not None:
         given["samples"] = None  # a recipe's own number would win otherwise
     resolved = resolve(recipe, parse_assignments(sets or []), given)
-    machines = Machines(gpus, device_kind, img_s, network_gbit, failures, restart, checkpoint_seconds)
+    machines = Machines(gpus, device_kind, img_s, network_gbit, failures or None, restart, checkpoint_seconds)
     from zoo.pretrain.plan import make_plan
 
     trial = None

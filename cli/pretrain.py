@@ -155,7 +155,9 @@ def pretrain(
         _submit(context.obj, slurm, wanted, resume or out, as_json)
         return
     if nproc is not None and nproc > 1 and "RANK" not in os.environ:
-        name = None if resume else resolve(recipe or "swav_tiny", overrides, options).recipe.name
+        # Mistakes show before anything starts; a launch that is repeated may find its own --out.
+        name = _recipe_of(recipe, resume, None, overrides, options).name
+        name = None if resume else name
         raise typer.Exit(_launch(context.obj, nproc, restarts, out, name))
     progress = "json" if as_json else "quiet" if quiet else "lines" if lines else "auto"
     if resume is not None:

@@ -111,6 +111,9 @@ def test_a_probe_measures(zoo, tmp_path):
         (["swav_tiny", "--gpus", "3"], ["64 images", "3 process(es)", "multiple of 3"]),
         (["swav_tiny", "--img-s", "0"], ["--img-s 0"]),
         (["swav_tiny", "--failures=-1"], ["--failures -1"]),
+        (["swav_tiny", "--failures", "nan"], ["--failures nan"]),
+        (["swav_tiny", "--img-s", "inf"], ["--img-s inf"]),
+        (["swav_tiny", "--restart", "1e308"], ["--restart 1e+308"]),
         (["swav_tiny", "--images", "9", "--data", "x"], ["--images 9"]),
         (["swav_tiny", "--epochs", "9", "--samples", "64"], ["--epochs 9"]),
         (["swav_tiny", "--data", "/no/such/folder"], ["/no/such/folder"]),
@@ -130,6 +133,12 @@ def test_mistakes_are_told_and_not_planned(zoo, words, named):
     assert err.startswith("error: ") and "Traceback" not in err and "unexpected" not in err
     for name in named:
         assert name in err
+
+
+def test_devices_that_never_fail(zoo):
+    code, out, err = zoo("swav_tiny", "--images", "640", "--img-s", "100", "--failures", "0", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["failures"] is None
 
 
 def test_mistakes_load_no_torch():

@@ -33,6 +33,9 @@ _ADVICE = {
     errno.EDQUOT: "your quota is used up: free some space, or write to another disk",
     errno.EROFS: "this disk is read-only: choose another place",
     errno.EACCES: "you may not write there: choose another place or change its permissions",
+    errno.EEXIST: "a file is where the folder should be: choose another place",
+    errno.ENOTDIR: "a file is where a folder should be: choose another place",
+    errno.ENOENT: "the folder above it is not there: if it was moved or removed, put it back",
     errno.EPERM: "you may not write there: choose another place or change its permissions",
 }
 
@@ -89,8 +92,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a UTF-8 JSON file."""
-    return json.loads(path.read_text("utf-8"))
+    """Read a UTF-8 JSON file, with a byte order mark or without one."""
+    return json.loads(path.read_text("utf-8-sig"))
 
 
 @contextlib.contextmanager

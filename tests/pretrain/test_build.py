@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tiny import train
 from zoo.errors import InputError
 from zoo.pretrain.build import build_trunk
 from zoo.pretrain.resolve import resolve
@@ -37,3 +39,13 @@ def test_an_unknown_trunk_is_told_by_its_name() -> None:
     with pytest.raises(InputError) as caught:
         build_trunk(resolve("swav_tiny", {"trunk.arch": "resnet51"}).recipe)
     assert caught.value.where == "resnet51"
+
+
+@pytest.mark.parametrize("count", [10**15, 10**30])  # beyond every memory, and beyond torch's own numbers
+@pytest.mark.parametrize("key", ["prototypes", "queue_length"])
+def test_heads_larger_than_the_memory_are_bad_input(
+    images: Path, tmp_path: Path, key: str, count: int
+) -> None:
+    with pytest.raises(InputError, match="larger than the memory") as caught:
+        train(images, tmp_path / "run", method__queue_start_epoch=0, **{f"method__{key}": count})
+    assert "method" in str(caught.value.fix) and not (tmp_path / "run").exists()

@@ -100,6 +100,24 @@ class Stubborn(Narrow):
 
 def stubborn():
     return Stubborn(8)
+
+
+def half():
+    return nn.Sequential(Narrow(8), Half())
+
+
+class Half(nn.Module):
+    def forward(self, x):
+        return x.half()
+
+
+def frozen():
+    return Narrow(8).requires_grad_(False)
+
+
+def empty():
+    with torch.device("meta"):
+        return nn.Sequential(nn.Conv2d(3, 8, 3))
 """
 
 
@@ -110,7 +128,8 @@ def _own_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
         monkeypatch.setenv(variable, str(tmp_path / variable))
     (tmp_path / "our_trunks.py").write_text(SOURCE, "utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZOO_OWN_TRUNKS", f"{OWN},our_trunks:sequence,our_trunks:stubborn")
+    others = ("sequence", "stubborn", "half", "frozen", "empty")
+    monkeypatch.setenv("ZOO_OWN_TRUNKS", ",".join([OWN, *(f"our_trunks:{name}" for name in others)]))
     yield
     sys.modules.pop("our_trunks", None)
 
@@ -271,7 +290,10 @@ def test_norms_that_are_not_synchronised_are_named(caplog: pytest.LogCaptureFixt
         (OWN, {"data__channels": 1}, ["16 x 16 pixels and 1 channel (", "trunk.options alone"]),
         (OWN, {"trunk__options__depth": 3}, ["'depth'", "depth=3"]),
         ("our_trunks:narow", {}, ["own code", "ZOO_OWN_TRUNKS="]),
+        ("our_trunks:half", {}, ["(float16)", "leave half precision to the recipe"]),
+        ("our_trunks:empty", {}, ["without content", "meta"]),
         ("timm:test_resnets", {}, ["did you mean test_resnet"]),
+        ("timm:TEST_ResNet", {}, ["did you mean test_resnet"]),
         (OWN, {"engine__activation_checkpointing": True}, ["Narrow", "engine.activation_checkpointing"]),
         (OWN, {"trunk__base_planes": 8}, ["base_planes"]),
         (OWN, {"trunk__options__width": float("inf")}, ["plain values", "trunk.options"]),
@@ -286,6 +308,13 @@ def test_bad_trunks_are_refused_before_a_run_begins(
         train(images, "run", arch, **more)
     assert [word for word in words if word not in str(caught.value)] == []
     assert not Path("run").exists()
+
+
+def test_a_trunk_that_can_not_learn_is_said(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for arch, said in (("our_trunks:frozen", True), (OWN, False)):
+        caplog.clear()
+        train(images, f"run of {arch}", arch)
+        assert ("no gradient reaches" in caplog.text) is said
 
 
 def test_neither_a_run_nor_a_model_runs_code(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,21 @@ def test_a_key_given_twice_is_refused(tmp_path):
     assert caught.value.where == str(mine)
 
 
+def test_anchors_and_merged_keys(tmp_path):
+    text = "extends: swav_tiny\noptimizer: &rates {lr: 0.1}\nschedule: {<<: {final_lr: 0.2}, final_lr: 0.3}\n"
+    recipe = resolve(write(tmp_path, "mine.yaml", text)).recipe
+    assert (recipe.optimizer.lr, recipe.schedule.final_lr) == (0.1, 0.3)
+
+
+@pytest.mark.parametrize(
+    "odd", ["Stra\u00c3\u009fe", "a\x7fb", "a\nb: [", "a\u2028b", "\udcff", "\U000e0001", "\\u0041"]
+)
+def test_names_that_yaml_would_not_take_come_back(tmp_path, odd):
+    mine = resolve({"extends": "swav_tiny", "name": odd}, options={"data.sources": [odd]})
+    again = resolve(write(tmp_path, "again.yaml", mine.to_yaml())).recipe
+    assert (again.data.sources, again.name) == ((odd,), odd)
+
+
 def test_recipes_in_a_circle_are_refused(tmp_path):
     a = write(tmp_path, "a.yaml", "extends: b.yaml\n")
     write(tmp_path, "b.yaml", "extends: a.yaml\n")
@@ -257,6 +272,13 @@ def test_differences():
         ("views.blur_radius", "[2, 1]", "smaller to the larger"),
         ("optimizer.lr", ".inf", "finite"),
         ("evaluation.crop", "300", "larger than the resized"),
+        ("schedule.warmup_epochs", "1e308", "less than or equal"),
+        ("views.jitter", "[1, 1, 1]", "too few values"),
+        ("name", "2024-99-99", "not valid YAML"),
+        ("epochs", "9" * 5000, "not valid YAML"),
+        ("trunk.options", "[" * 1000, "not valid YAML"),
+        ("name", "../../elsewhere", "folder"),
+        ("name", '" "', "empty"),
     ],
 )
 def test_values_that_cannot_work_are_refused_before_anything_starts(key, value, words):

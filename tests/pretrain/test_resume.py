@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from tiny import (
     train,
 )
 from zoo.engine.checkpoint import CheckpointFolder
-from zoo.errors import EXIT_SAVED, InputError
+from zoo.engine.loop import Callback
+from zoo.errors import EXIT_SAVED, InputError, RunError
 from zoo.pretrain.resolve import resolve
 
 
@@ -61,7 +63,9 @@ def test_a_run_stopped_at_every_step_is_the_same(finished, images, tmp_path):
 def test_lines_after_the_last_checkpoint_are_written_again(finished, images, tmp_path):
     run = train(images, tmp_path / "run", callbacks=(StopAfter(2),))
     with open(run.path / "metrics.jsonl", "a") as file:  # what a killed process had written beyond its save
-        file.write(json.dumps({"step": 2, "loss": -1.0, "lr": 0.0}) + '\n{"step": 3, "lo')
+        file.write(
+            json.dumps({"step": 2, "loss": -1.0, "lr": 0.0}) + '\nnull\n[1]\n{"a": 1}\n{"step": 3, "lo'
+        )
     go_on(run.path)
     assert trace(run.path) == trace(finished.path)
 
@@ -153,8 +157,6 @@ def test_a_damaged_newest_checkpoint_is_said_and_made_again(finished, images, tm
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(finished, images, tmp_path):
     run = train(images, tmp_path / "run", callbacks=(StopAfter(2),))
-    import shutil
-
     shutil.rmtree(run.path / "checkpoints")
     go_on(run.path)
     assert trace(run.path) == trace(finished.path)
@@ -170,10 +172,47 @@ def test_a_run_without_a_whole_checkpoint_is_not_quietly_begun_again(images, tmp
     assert (run.path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.fixture(scope="module")
+def stopped(images, tmp_path_factory):
+    """A run that was stopped after a step; treat it as read-only."""
+    return train(images, tmp_path_factory.mktemp("stopped") / "run", callbacks=(StopAfter(1),)).path
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method__prototypes": 6}, "prototypes"),
+        ({"optimizer__name": "sgd"}, "momentum"),
+        ({"engine__ema_decay": 0.9}, "average"),
+        ({"precision": "float64"}, "float64"),
+        ({"method__queue_length": 16, "method__queue_start_epoch": 0}, "must match the size"),
+    ],
+)
+def test_another_runs_checkpoints_are_not_taken_up(stopped, images, tmp_path, settings, words):
+    shutil.copytree(stopped, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    other = train(images, tmp_path / "other", callbacks=(StopAfter(1),), **settings).path
+    shutil.copytree(other / "checkpoints", tmp_path / "run" / "checkpoints")
+    with pytest.raises(InputError, match="not one of this run") as caught:
+        go_on(tmp_path / "run")
+    assert words in caught.value.what and "step-00000001" in caught.value.where
+
+
+def test_a_folder_that_is_moved_meanwhile_is_not_begun_anew(images, tmp_path):
+    class Move(Callback):
+        def on_step(self, record):
+            if record.step == 1:
+                (tmp_path / "run").rename(tmp_path / "moved")
+
+    with pytest.raises(RunError, match="Saving a checkpoint failed") as caught:
+        train(images, tmp_path / "run", callbacks=(Move(),))
+    assert "moved or removed" in caught.value.fix
+    assert not (tmp_path / "run").exists()
+    assert go_on(tmp_path / "moved").exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["data.json", "recipe.yaml", "run.json"])
 def test_a_run_with_a_damaged_description_is_bad_input(finished, tmp_path, name):
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(finished.path, run)
     (run / name).write_bytes(b"\xff{")

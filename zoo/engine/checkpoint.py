@@ -164,7 +164,10 @@ class CheckpointFolder:
         try:
             manifest = read_json(path / MANIFEST)
             if manifest["schema"] == SCHEMA:
-                states = ["global", *(f"rank-{rank}" for rank in range(manifest["world_size"]))]
+                world_size = manifest["world_size"]
+                if type(world_size) is not int or not 1 <= world_size < len(manifest["files"]):
+                    raise ValueError(f"its world size is {world_size!r}")
+                states = ["global", *(f"rank-{rank}" for rank in range(world_size))]
                 needed = {f"{name}.{kind}" for name in states for kind in ("json", "safetensors")}
                 if manifest["step"] != step or not needed <= manifest["files"].keys():
                     raise ValueError("it is incomplete, or that of another step")
@@ -215,8 +218,12 @@ class CheckpointFolder:
                 raise
 
     def make_temporary(self, step: int) -> Path:
-        """An empty folder to write a step to; what a killed process left half-written is removed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """An empty folder to write a step to; what a killed process left half-written is removed.
+
+        Raises:
+            OSError: also where the run's folder was moved or removed: half a run in its old place helps nobody.
+        """
+        self.folder.mkdir(exist_ok=True)
         for entry in self.folder.iterdir():
             if entry.name.startswith(".step-") and entry.name.endswith(".tmp"):
                 shutil.rmtree(entry, ignore_errors=True)

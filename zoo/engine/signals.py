@@ -25,6 +25,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -41,10 +42,11 @@ class StopRequest:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
+        if number == signal.SIGINT and self._interrupted:  # whatever other signal came in between
             self._restore()
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        self._interrupted |= number == signal.SIGINT
         if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
             # Past Python's own buffers, one of which may be what was interrupted.
             os.write(2, _STOPPING)

@@ -47,7 +47,7 @@ def cut_after(path: Path, step: int) -> None:
     with disk_errors("Rewinding a log", path):
         kept = []
         for line in path.read_bytes().splitlines(keepends=True):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # also one that is no step's
                 if line.endswith(b"\n") and json.loads(line)["step"] < step:
                     kept.append(line)
         with whole_file(path) as temporary:

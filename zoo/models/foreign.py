@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,9 +25,12 @@ from .factory import TIMM
 
 __all__ = ["OWN", "check_sizes", "foreign_trunk", "is_foreign", "put_classifier"]
 
+log = logging.getLogger("zoo")
+
 OWN = "ZOO_OWN_TRUNKS"
 """The variable that names the functions of the user's own that may be imported, ``module:function,...``."""
 
+_HALF = (torch.float16, torch.bfloat16)
 _SIDE = 224  # pixels, where nobody says what a network is for
 _INSTALL = "pip install 'vision-model-zoo[timm]'"
 _WANTED = "pooled features (N, F), or maps (N, C, H, W), which are averaged over space"
@@ -116,14 +120,17 @@ def put_classifier(trunk: Any, classifier: nn.Module) -> None:
 
 
 def check_sizes(trunk: nn.Module, arch: str, channels: int, sizes: Iterable[int]) -> None:
-    """Pass two images of each size, which leaves no trace in the trunk.
+    """Pass two images of each size, which leaves no trace in the trunk; warn if it can't be trained.
 
     Raises:
         InputError: images of a size can't be taken, with what the network says, or give other features than
             ``num_features``.
     """
+    reached = True
     for size in sorted(set(sizes)):
-        count = _passed(trunk, arch, channels, size).shape[1]
+        features = _passed(trunk, arch, channels, size, gradients=True)
+        reached = reached and features.requires_grad
+        count = features.shape[1]
         if count != trunk.num_features:
             raise InputError(
                 f"The trunk gives {count} features of images of {size} x {size} pixels, but "
@@ -132,6 +139,12 @@ def check_sizes(trunk: nn.Module, arch: str, channels: int, sizes: Iterable[int]
                 fix="let it average over space, or give all views (views.size) and the test's crop "
                 "(evaluation.crop) one size",
             )
+    if not reached:
+        log.warning(
+            "trunk.arch %s: no gradient reaches its parameters (frozen, or its features are detached): the trunk "
+            "stays as it is, only the heads are trained",
+            arch,
+        )
 
 
 # --- features ---
@@ -168,13 +181,15 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _passed(network: nn.Module, arch: str, channels: int, size: int) -> torch.Tensor:
+def _passed(
+    network: nn.Module, arch: str, channels: int, size: int, *, gradients: bool = False
+) -> torch.Tensor:
     """The features of two images."""
     values = (p for p in network.parameters() if not is_lazy(p) and p.is_floating_point())
     like = next(values, torch.empty(0))
     try:
         images = torch.zeros(2, channels, size, size, dtype=like.dtype, device=like.device)
-        with _without_traces(network, like.device):
+        with _without_traces(network, like.device), torch.set_grad_enabled(gradients):
             features = network(images)
     except (ZooError, MemoryError):
         raise
@@ -199,17 +214,25 @@ def _passed(network: nn.Module, arch: str, channels: int, size: int) -> torch.Te
             where=f"trunk.arch: {arch}",
             fix=f"a trunk gives {_WANTED}, N being the number of images",
         )
+    if features.dtype in _HALF and like.dtype not in _HALF:
+        raise InputError(
+            f"The network gives {_described(features)} for images of {str(like.dtype).removeprefix('torch.')}, "
+            "which the heads can't take.",
+            where=f"trunk.arch: {arch}",
+            fix="leave half precision to the recipe (precision: bfloat16 or float16), or bring the features back: "
+            "features.to(images.dtype)",
+        )
     return features  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _without_traces(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Evaluation without gradients; afterwards modes, buffers and generators are as they were."""
+    """Evaluation; afterwards modes, buffers and generators are as they were."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     devices = [device] if device.type == "cuda" else []
     try:
-        with torch.no_grad(), kept_buffers(network), torch.random.fork_rng(devices):
+        with kept_buffers(network), torch.random.fork_rng(devices):
             yield
     finally:
         for module, training in modes:
@@ -231,7 +254,7 @@ def _from_timm(arch: str, options: Mapping[str, Any], channels: int) -> Any:
         if plain in known:
             fix = f"leave .{tag} away: it names weights, and a training starts without"
         else:
-            fix = did_you_mean(plain, known, count=3) + "timm.list_models() gives all of them"
+            fix = did_you_mean(plain.lower(), known, count=3) + "timm.list_models() gives all of them"
         raise InputError("timm has no network of this name.", where=arch, fix=fix)
     for option in options:
         if option in _NOT_FOR_RECIPES or option.startswith("pretrained"):
@@ -373,6 +396,13 @@ def _check_network(network: Any, arch: str) -> None:
             f"The network keeps something beside tensors in its state ({odd[0]}); checkpoints hold tensors.",
             where=arch,
             fix="keep it in a buffer",
+        )
+    empty = [name for name, value in network.state_dict().items() if value.is_meta]
+    if empty:
+        raise InputError(
+            f"The network has a tensor without content ({empty[0]} is on the device meta).",
+            where=arch,
+            fix="let the function make it on the CPU",
         )
     if kind.forward is nn.Sequential.forward:
         plain = kind is nn.Sequential

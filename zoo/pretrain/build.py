@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..engine.collectives import Collectives
-from ..errors import InputError
+from ..errors import InputError, is_out_of_memory
 from ..keyed import keyed_seed
 from ..models.amdim import check_views
 from ..models.factory import create_trunk
@@ -49,11 +49,21 @@ def build_method(recipe: Recipe, shape: RunShape, world: Collectives) -> Method:
     """The recipe's method around a fresh trunk, initialised from the recipe's seed alone.
 
     Raises:
-        InputError: a trunk or a method that refuses the recipe.
+        InputError: a trunk or a method that refuses the recipe, or is larger than the memory.
     """
-    with seeded(keyed_seed(recipe.seed, "init")):
-        trunk = build_trunk(recipe)
-        method: Method = METHODS.code(recipe.method.name)(trunk, recipe.method, shape, world)
+    try:
+        with seeded(keyed_seed(recipe.seed, "init")):
+            trunk = build_trunk(recipe)
+            method: Method = METHODS.code(recipe.method.name)(trunk, recipe.method, shape, world)
+    except (MemoryError, RuntimeError, TypeError) as error:
+        sizes_overflow = "Overflow" in str(error)  # what torch says of sizes above 2^63
+        if not is_out_of_memory(error) and not sizes_overflow:
+            raise
+        raise InputError(
+            "The network or its heads, as the recipe asks for them, are larger than the memory.",
+            where=f"recipe {recipe.name}",
+            fix="lower the largest of trunk.base_planes and the sizes in method (zoo plan tells what they take)",
+        ) from error
     check_views(trunk, shape.sizes, recipe.evaluation.crop)
     return method
 

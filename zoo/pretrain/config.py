@@ -163,7 +163,7 @@ class ScheduleConfig(Strict):
 
     name: Literal["cosine", "step"] = "cosine"
     per: Literal["step", "epoch"] = "step"
-    warmup_epochs: NonNegativeFloat = 0.0
+    warmup_epochs: NonNegativeFloat = Field(default=0.0, le=1e6)
     warmup_steps: PositiveInt | None = None
     start_lr: NonNegativeFloat = 0.0
     final_lr: NonNegativeFloat = 0.0
@@ -315,6 +315,14 @@ class Recipe(Strict):
     engine: EngineConfig = EngineConfig()
     health: HealthConfig = HealthConfig()
     probe: ProbeConfig = ProbeConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, value: str) -> str:
+        """A run's folder is called after it, below ``runs``."""
+        if not value.strip() or "/" in value or "\0" in value:
+            raise ValueError("a run's folder gets this name: it can't be empty or have a / in it")
+        return value
 
     @field_validator("samples", mode="before")
     @classmethod

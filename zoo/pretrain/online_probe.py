@@ -6,6 +6,7 @@ bit for bit without the probe. The classifiers start anew each time, so nothing 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from .config import ProbeConfig, Recipe
 __all__ = ["OnlineProbe", "ProbeImages", "open_probe", "probe_of"]
 
 PREFIX = "probe/"
+log = logging.getLogger("zoo")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class OnlineProbe(Guarded):
             found[PREFIX + "knn"] = knn_accuracy(*parts)
         if self._config.linear:
             found[PREFIX + "linear"] = linear_accuracy(*parts, seed=self._seed)
+        accuracies = [f"{name.removeprefix(PREFIX)} {100 * value:.1f} %" for name, value in found.items()]
+        log.info("probe: %s", ", ".join(accuracies))
 
 
 def _labelled(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

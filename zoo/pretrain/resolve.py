@@ -32,6 +32,9 @@ __all__ = [
 _DEFAULT = "default"
 _PRESET = "views.preset"
 
+# A date that is none and a number of thousands of digits are ValueErrors to it, thousands of brackets a recursion.
+_NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -44,9 +47,18 @@ class Resolved:
 
     def to_yaml(self) -> str:
         """The whole recipe as YAML that can be used again, each value with its source as a comment."""
-        lines = [f"# {self.recipe.name}: every value, and where it came from"]
+        lines = [f"# {_readable(self.recipe.name)}: every value, and where it came from"]
         lines += _yaml_lines(self.recipe.to_dict(), "", self.sources)
         return "\n".join(lines) + "\n"
+
+
+def _readable(text: str) -> str:
+    """Text as YAML spells it between quotes: a path may hold characters that YAML refuses, or a line's end."""
+    codes = ((char, ord(char)) for char in text)
+    return "".join(
+        char if char.isprintable() else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        for char, code in codes
+    )
 
 
 def _yaml_lines(tree: Mapping[str, Any], prefix: str, sources: Mapping[str, str]) -> Iterator[str]:
@@ -57,7 +69,8 @@ def _yaml_lines(tree: Mapping[str, Any], prefix: str, sources: Mapping[str, str]
             yield f"{indent}{key}:"
             yield from _yaml_lines(value, f"{path}.", sources)
         else:
-            yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}  # {sources.get(path, _DEFAULT)}"
+            text = json.dumps(value, ensure_ascii=False)
+            yield f"{indent}{key}: {_readable(text)}  # {_readable(sources.get(path, _DEFAULT))}"
 
 
 def is_packaged(name: str) -> bool:
@@ -148,7 +161,7 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
 def _value(key: str, value: Any) -> Any:
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError as error:
+    except _NO_YAML as error:
         reason = " ".join(str(error).split())
         raise InputError(f"The value {value!r} is not valid YAML ({reason}).", where=key) from None
 
@@ -260,12 +273,16 @@ def _find(name: str) -> tuple[str, str, Path]:
     )
 
 
+_MERGE = "tag:yaml.org,2002:merge"  # <<: *anchor
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice."""
 
 
 def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]  # type: ignore[no-untyped-call]
+    plain = [key for key, _ in node.value if key.tag != _MERGE]  # what is merged in may be given again
+    keys = [loader.construct_object(key) for key in plain]  # type: ignore[no-untyped-call]
     double = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
     if double is not None:
         raise yaml.constructor.ConstructorError(
@@ -280,7 +297,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except _NO_YAML as error:
         raise InputError(
             f"The recipe is not valid YAML ({' '.join(str(error).split())}).", where=source
         ) from None
@@ -307,6 +324,8 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[s
             where=where,
             fix=f"{advice}Known here: {', '.join(names)}",
         )
+    if problem["type"] == "missing" and parts[-1].isdigit():
+        return InputError(f"A list in the recipe has too few values{more}.", where=where)
     if problem["type"] == "missing":
         return InputError(
             f"The recipe lacks a key{more}.", where=where, fix="add it, or extend another recipe"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -78,9 +79,9 @@ class RunFolder:
             if not self.path.exists():
                 raise InputError("There is no such run.", where=self.path, fix="`zoo runs` lists the runs")
             raise InputError(
-                "This is not a run of this toolkit (it has no run.json), so it can't be resumed.",
+                "This is not a run of this toolkit (it has no run.json).",
                 where=self.path,
-                fix="to start a new run from weights, use --init-from; to resume, pass the run's folder",
+                fix="pass the run's own folder (`zoo runs` lists them); a new run starts from weights by --init-from",
             )
         try:
             info = read_json(mark)
@@ -153,24 +154,24 @@ class RunFolder:
         try:
             info = self.read()
         except InputError:  # one such run must not hide the others
-            info = {"recipe_name": None, "total_steps": None, "created": None}
+            info = {}
         last = _last_line(self.metrics)
-        steps = sorted(self.checkpoints.glob("step-*")) if self.checkpoints.is_dir() else []
-        saved = int(steps[-1].name.removeprefix("step-")) if steps else 0
-        total = info["total_steps"]
+        names = (entry.name.removeprefix("step-") for entry in self.checkpoints.glob("step-*"))
+        saved = max((int(name) for name in names if name.isdecimal()), default=0)
+        total = info.get("total_steps")
         if total is None:
             state = "unreadable"
         else:
             state = "finished" if saved >= total else "running" if RunLock.is_held(self.path) else "stopped"
         return {
             "run": str(self.path),
-            "recipe": info["recipe_name"],
+            "recipe": info.get("recipe_name"),
             "state": state,
             "step": (last["step"] + 1) if last else 0,
             "saved_step": saved,
             "total_steps": total,
             "loss": last["loss"] if last else None,
-            "created": info["created"],
+            "created": info.get("created"),
         }
 
 
@@ -179,10 +180,15 @@ def _last_line(file: Path) -> dict[str, Any] | None:
         with open(file, "rb") as handle:
             handle.seek(0, os.SEEK_END)
             handle.seek(max(0, handle.tell() - 65536))
-            lines = [line for line in handle.read().split(b"\n") if line.endswith(b"}")]
-        return dict(json.loads(lines[-1])) if lines else None
-    except (OSError, ValueError):
+            lines = handle.read().split(b"\n")
+    except OSError:
         return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, TypeError):  # half-written, or no step's
+            value = dict(json.loads(line))
+            if {"step", "loss"} <= value.keys():
+                return value
+    return None
 
 
 def list_runs(root: Path) -> list[RunFolder]:

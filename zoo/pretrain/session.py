@@ -29,7 +29,7 @@ from ..engine.precision import Precision, compute_threads, shared_precision
 from ..engine.signals import StopRequest
 from ..engine.sync_batchnorm import synchronize_batchnorm, warn_of_others
 from ..engine.trackers import BadFileLog, MetricsLog, cut_after
-from ..errors import EXIT_FAILURE, InputError
+from ..errors import EXIT_FAILURE, InputError, is_out_of_memory
 from ..keyed import keyed_seed
 from ..models.factory import create_trunk
 from ..models.foreign import check_sizes, is_foreign
@@ -72,6 +72,22 @@ def _memory_of(device: torch.device) -> dict[str, Any]:
         there = machine_memory() // processes
         return {"memory": there, "place": f"each of {processes} processes here"} if processes > 1 else {}
     return {"memory": torch.cuda.mem_get_info(device)[1], "place": str(device)}
+
+
+def _check_kind(loop: Loop, checkpoint: Checkpoint) -> None:
+    """What another run's checkpoint may hold that would be taken up without a word."""
+    shared, learner = checkpoint.shared, loop.learner.state_dict()
+    if shared["step"] != checkpoint.step:
+        raise ValueError(f"it was saved at step {shared['step']}")
+    if ("average" in shared) != (loop.average is not None):
+        raise ValueError("only one of them keeps an average of the weights")
+    for name in learner.keys() & shared["learner"].keys():
+        if learner[name].dtype != shared["learner"][name].dtype:
+            raise ValueError(f"{name} is {shared['learner'][name].dtype}, not {learner[name].dtype}")
+    saved, group = shared["optimizer"]["param_groups"][0], loop.optimizer.param_groups[0]
+    for name in ("momentum", "betas", "trust"):
+        if (name in saved) != (name in group):
+            raise ValueError(f"only one of the optimizers has {name}")
 
 
 class _Step(nn.Module):
@@ -342,7 +358,7 @@ class Session:
             cut_after(folder.events, loop.step)
             info = {key: value for key, value in info.items() if key not in ("schema", "stopped")}
             info["total_steps"] = self.shape.total_steps
-            info["resumed"] = [*info["resumed"], {"step": loop.step, "changes": changes}]
+            info["resumed"] = [*info.get("resumed", []), {"step": loop.step, "changes": changes}]
             if changes:
                 folder.rewrite_recipe(self.resolved.to_yaml())
             folder.write_info(info)
@@ -359,6 +375,20 @@ class Session:
                 fix="put the code back as it was, or start a new run",
             )
 
+    def _load(self, loop: Loop, checkpoint: Checkpoint, states: list[dict[str, Any]] | None = None) -> None:
+        try:
+            _check_kind(loop, checkpoint)
+            loop.restore(checkpoint, states)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise InputError(
+                "The checkpoint is whole, but not one of this run: network, method, optimizer or precision differ "
+                f"({' '.join(str(error).split())[:200]}).",
+                where=checkpoint.path,
+                fix="put the run's own checkpoints back, or start a new run (--init-from takes over weights)",
+            ) from error
+
     def _take_up(self, loop: Loop, checkpoint: Checkpoint, folder: RunFolder) -> None:
         if checkpoint.step > self.shape.total_steps:
             raise InputError(
@@ -370,9 +400,9 @@ class Session:
         if is_foreign(self.method.trunk):
             self._check_same_network(checkpoint)
         if checkpoint.world_size == self.world.world_size:
-            loop.restore(checkpoint)
+            self._load(loop, checkpoint)
             return
-        loop.restore(checkpoint, loop.checkpoints.folder.load_locals(checkpoint.step))
+        self._load(loop, checkpoint, loop.checkpoints.folder.load_locals(checkpoint.step))
         log.warning(
             "the run had %d process(es) so far, from here on %d: weights, optimizer and schedule go on as they "
             "were, queues are dealt out anew, random streams of the processes begin afresh; sums are rounded "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def _is_picture(path: Path) -> bool:
 
 def _pictures(source: str, count: int, how: Decoding) -> list[tuple[int, str, Picture]]:
     path = Path(source).expanduser()
-    if not path.is_dir() and (path.suffix.lower() in IMAGE_SUFFIXES or _is_picture(path)):
+    if not os.path.isdir(path) and (path.suffix.lower() in IMAGE_SUFFIXES or _is_picture(path)):
         return [(0, path.name, open_image(path, how=how))]
     images = open_source(source, how=how)
     chosen = sorted({int(i) for i in np.linspace(0, len(images) - 1, min(count, len(images)))})

@@ -95,7 +95,7 @@ class SwAVConfig(MethodConfig):
             yield (
                 f"method.freeze_prototypes_steps {self.freeze_prototypes_steps} is not below the run's "
                 f"{shape.total_steps} steps: the prototypes will never move (steps, not epochs: an epoch "
-                f"has {shape.steps_per_epoch})"
+                f"has {shape.steps_per_epoch}); 0 trains them from the start"
             )
         if queue and self.queue_start_epoch >= shape.epochs:
             yield (
