@@ -12,7 +12,7 @@ from torch import nn
 
 from zoo.optim.groups import split_one_dimensional
 from zoo.optim.lars import LARS
-from zoo.optim.schedule import WarmupCosine
+from zoo.optim.schedule import WarmupCosine, WarmupSteps
 
 
 def parameter(*values, grad=None):
@@ -129,6 +129,15 @@ def test_degenerate_warmups(warmup):
     assert all(math.isfinite(rate) and 0 < rate <= 1 for rate in rates)
     assert rates[0] == (1.0 if warmup == 0 else 0.25)
     assert rates[-1] == 1.0 if warmup == 10 else rates[-1] < 0.1
+
+
+def test_a_warm_up_leads_to_the_rate_that_is_due_at_its_end():
+    """The rates of detectron2's scheduler (through fvcore's) for these drops, one of them within the warm-up."""
+    schedule = WarmupSteps(base=0.02, start=0.00002, warmup_steps=11, drops=(5, 20), factor=0.1)
+    rates = [schedule.at(step) for step in range(22)]
+    assert rates[:11] == pytest.approx([0.00002 + step * 0.000198 for step in range(11)])
+    assert rates[10:20] == pytest.approx([0.002] * 10)
+    assert rates[20:] == pytest.approx([0.0002] * 2)
 
 
 def test_parameters_of_a_group_do_not_disturb_one_another():

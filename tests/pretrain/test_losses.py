@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.pretrain.losses.sinkhorn import sinkhorn
+from zoo.pretrain.losses.sinkhorn import harden, sinkhorn
 from zoo.pretrain.losses.swav import swapped_prediction_loss
 
 BATCH, VIEWS, COUNT = 5, 4, 7
@@ -77,6 +77,22 @@ def test_half_scores_give_a_float32_loss_and_a_half_gradient(dtype: torch.dtype)
     assert full.grad is not None
     assert half.grad.dtype == dtype
     assert torch.equal(half.grad, full.grad.to(dtype))
+
+
+@pytest.mark.parametrize("of_codes", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_scores", [torch.float64, torch.float32, torch.bfloat16])
+def test_codes_may_be_of_another_type_than_scores(of_scores: torch.dtype, of_codes: torch.dtype) -> None:
+    codes = [harden(q).to(of_codes) for q in some_codes((2, 0))]  # rows that sum to 1 in any type
+    scores = draw(VIEWS * BATCH, COUNT).to(of_scores).requires_grad_()
+    plain = scores.detach().double().requires_grad_()
+    want = pair_by_pair(plain, [q.double() for q in codes], (2, 0), 0.1)
+    want.backward()
+    loss = swapped_prediction_loss(scores, codes, (2, 0), 0.1)
+    loss.backward()
+    assert loss.dtype == (torch.float64 if of_scores == torch.float64 else torch.float32)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-6, atol=0)
+    assert plain.grad is not None
+    torch.testing.assert_close(scores.grad, plain.grad.to(of_scores), rtol=1e-2, atol=1e-6)
 
 
 def test_a_second_backward_pass_is_refused() -> None:

@@ -51,8 +51,10 @@ class WarmupCosine:
 class WarmupSteps:
     """The same warm-up, then a constant rate that is multiplied at some steps (MoCo ``main_moco.py``).
 
+    Where a drop comes before the warm-up's end, the line leads to the rate that is due then, as detectron2's does.
+
     Args:
-        base: the rate after the warm-up.
+        base: the rate before any drop.
         start: the first rate of the warm-up.
         warmup_steps: may be 0.
         drops: the steps from which on the rate is multiplied once more.
@@ -68,5 +70,8 @@ class WarmupSteps:
     def at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
-            return _warm_up(step, self.start, self.base, self.warmup_steps)
+            return _warm_up(step, self.start, self._dropped(self.warmup_steps - 1), self.warmup_steps)
+        return self._dropped(step)
+
+    def _dropped(self, step: int) -> float:
         return self.base * self.factor ** sum(step >= drop for drop in self.drops)

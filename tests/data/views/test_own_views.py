@@ -163,6 +163,10 @@ def test_other_channels(channels):
         (lambda image: np.zeros((8, 8)), ["made 3 channels into 1"]),
         (lambda image: [], ["gave no views"]),
         ([], ["gave no views"]),
+        ("resize", ["a str", "can't be called"]),
+        ([lambda image: image.resize((8, 8)), 3], ["a int", "can't be called"]),
+        (v2.CenterCrop, ["the class CenterCrop"]),
+        (lambda: None, ["failed on its first picture (TypeError"]),
     ],
 )
 def test_what_is_no_view_is_said_clearly(transform, words):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import cv2
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch.nn import functional as F
 from torchvision.transforms import functional as pillow_ops
 
@@ -61,13 +61,13 @@ def cut(pixels: np.ndarray, view: ViewParams, plan: ViewPlan, shrink: int = 1) -
     bottom = max(top + 1, round((view.top + view.height) / shrink))
     right = max(left + 1, round((view.left + view.width) / shrink))
     # Crop first: a filter that saw pixels outside the box would be another transform.
-    box = np.ascontiguousarray(pixels[top:bottom, left:right])
+    box = pixels[top:bottom, left:right].copy()
     size = view.size
     if box.shape[:2] != (size, size):
         # The strides of channels-last memory, the batch's too, are what opens torch's vectorised path.
-        batch = torch.from_numpy(box if box.flags.writeable else box.copy()).unsqueeze(0).permute(0, 3, 1, 2)
+        batch = torch.from_numpy(box).unsqueeze(0).permute(0, 3, 1, 2)
         resized = F.interpolate(batch, (size, size), mode=plan.interpolation, antialias=True)
-        box = np.ascontiguousarray(resized.permute(0, 2, 3, 1).numpy()[0])
+        box = np.ascontiguousarray(resized.numpy()[0].transpose(1, 2, 0))
     if view.flip:
         box = _with_channels(cv2.flip(box, 1))
     return translate_reflect(box, *view.shift) if view.shift != (0, 0) else box
@@ -110,8 +110,10 @@ def _linear(image: np.ndarray, factor: float, offset: float = 0.0) -> np.ndarray
     if image.shape[2] != 3:
         flat = cv2.transform(image.reshape(len(image), -1), np.array([[factor, offset]]))
         return flat.reshape(image.shape)
-    rows = [[factor, 0.0, 0.0, offset], [0.0, factor, 0.0, offset], [0.0, 0.0, factor, offset]]
-    return cv2.transform(image, np.array(rows))
+    matrix = np.zeros((3, 4))
+    matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = factor
+    matrix[:, 3] = offset
+    return cv2.transform(image, matrix)
 
 
 def _brightness(image: np.ndarray, factor: float) -> np.ndarray:
@@ -159,7 +161,17 @@ def blur(image: np.ndarray, view: ViewParams, plan: ViewPlan) -> np.ndarray:
     if plan.blur == "gaussian":
         kernel = (plan.blur_kernel, plan.blur_kernel)
         return cv2.GaussianBlur(image, kernel, view.blur_radius).reshape(image.shape)
+    if view.blur_radius == round(view.blur_radius, 3):
+        return _pillow_blur(image, view.blur_radius)
     return _box_blur(image, view.blur_radius)
+
+
+def _pillow_blur(image: np.ndarray, radius: float) -> np.ndarray:
+    # The taps of a round radius, such as 1, are simple fractions: often a sum lies half-way between two levels, and
+    # nothing but Pillow's own arithmetic tells which one it takes. Radii that are drawn are never round.
+    if image.ndim == 3 and image.shape[2] != 3:
+        return np.stack([_pillow_blur(channel, radius) for channel in image.transpose(2, 0, 1)], axis=2)
+    return np.array(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
 
 
 _HALF = np.array([0.5], dtype=np.float32)
@@ -198,9 +210,9 @@ def box_kernel(radius: float) -> np.ndarray:
     See ``box_shape``.
     """
     whole, edge = box_shape(radius)
-    taps = np.ones(2 * int(whole) + 3)
-    taps[0] = taps[-1] = edge
-    return (taps / taps.sum()).astype(np.float32)
+    inner = 2 * int(whole) + 1
+    total = inner + 2 * edge
+    return np.array([edge / total, *[1 / total] * inner, edge / total], dtype=np.float32)
 
 
 def resize_and_center(

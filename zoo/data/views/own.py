@@ -35,12 +35,23 @@ class OwnViews:
         example: any picture: which sizes come out is found by trying.
 
     Raises:
-        InputError: what comes out is no picture, not square, or has other channels than what went in.
+        InputError: it can't be called, fails on ``example``, or what comes out is no picture, not square, or has other channels than what went in.
     """
 
     def __init__(self, transform: Transform | Sequence[Transform], example: Picture) -> None:
+        _check_callable(transform)
         self._transform = transform
-        views = self._run(example.pixels(), 0)
+        try:
+            views = self._run(example.pixels(), 0)
+        except InputError:
+            raise
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise InputError(
+                f"The transform failed on its first picture ({said}).",
+                where="views",
+                fix="it is called with one PIL image; --debug shows the line",
+            ) from error
         if not views:
             raise InputError("The transform gave no views.", where="views", fix="return one picture or more")
         self._kinds = [_kind(view) for view in views]
@@ -79,6 +90,19 @@ class OwnViews:
             else:
                 views = [one(image) for one in self._transform]
         return [_as_array(view, pixels.shape[2]) for view in views]
+
+
+def _check_callable(transform: Any) -> None:
+    parts = list(transform) if isinstance(transform, list | tuple) else [transform]
+    for part in parts:
+        if not callable(part) or isinstance(part, type):
+            kind = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
+            raise InputError(
+                f"The transform is {kind}, which can't be called with a picture.",
+                where="views",
+                fix="name a function, an object that can be called (a class needs its arguments first), or a list "
+                "of them",
+            )
 
 
 def _kind(view: np.ndarray) -> tuple[int, str]:

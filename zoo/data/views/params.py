@@ -95,7 +95,7 @@ class ViewPlan:
         return tuple((size, len(list(run))) for size, run in runs)
 
 
-@dataclass(frozen=True)
+@dataclass  # a frozen one takes ten times as long to make, and each image has eight
 class ViewParams:
     """One view of one image, decided: a box in pixels, and what is done to it afterwards."""
 
@@ -151,31 +151,27 @@ def draw_view(
     order = ORDERS[0]
     if u[_JITTER_AT] < plan.jitter_p:
         order = ORDERS[int(u[_JITTER_AT + 1] * len(ORDERS))]
-        values = u[_JITTER_AT + 2 : _JITTER_AT + 6]
-        brightness, contrast, saturation = (
-            _between(max(0.0, 1.0 - s), 1.0 + s, v) for s, v in zip(plan.jitter[:3], values[:3], strict=True)
+        brightness, contrast, saturation, hue = plan.jitter
+        jitter = (
+            _factor(brightness, u[_JITTER_AT + 2]),
+            _factor(contrast, u[_JITTER_AT + 3]),
+            _factor(saturation, u[_JITTER_AT + 4]),
+            _between(-hue, hue, u[_JITTER_AT + 5]),
         )
-        jitter = (brightness, contrast, saturation, _between(-plan.jitter[3], plan.jitter[3], values[3]))
+    flip = (u[_FLIP_AT] if flip_draw is None else flip_draw) < plan.flip_p
+    gray = u[_GRAY_AT] < plan.gray_p
     blur = _between(*plan.blur_radius, u[_BLUR_AT + 1]) if u[_BLUR_AT] < plan.blur_p else None
-    return ViewParams(
-        top=top,
-        left=left,
-        height=h,
-        width=w,
-        size=crop.size,
-        flip=(u[_FLIP_AT] if flip_draw is None else flip_draw) < plan.flip_p,
-        jitter=jitter,
-        jitter_order=order,
-        gray=u[_GRAY_AT] < plan.gray_p,
-        blur_radius=blur,
-        shift=shift,
-    )
+    return ViewParams(top, left, h, w, crop.size, flip, jitter, order, gray, blur, shift)
 
 
 def shrink_for(views: Sequence[ViewParams]) -> int:
     """By how much (1, 2, 4, 8) an image may be decoded smaller: every crop keeps its output size."""
     room = min(min(view.height, view.width) / view.size for view in views)
     return next(shrink for shrink in (8, 4, 2, 1) if room >= shrink or shrink == 1)
+
+
+def _factor(strength: float, u: float) -> float:
+    return _between(max(0.0, 1.0 - strength), 1.0 + strength, u)
 
 
 def _between(low: float, high: float, u: float) -> float:

@@ -28,7 +28,7 @@ def swapped_prediction_loss(
 
     Args:
         scores: (V * B, K), crop-major: rows [v * B, (v + 1) * B) are view v.
-        codes: for each assigning crop its codes, (B, K), rows summing to 1, without gradients.
+        codes: for each assigning crop its codes, (B, K), rows summing to 1, without gradients; of any type.
         assign: the views that ``codes`` belong to.
         temperature: T > 0.
 
@@ -36,7 +36,9 @@ def swapped_prediction_loss(
         A scalar in nats, float64 for float64 scores and float32 otherwise; with uniform predictions it
         is ln K.
     """
-    loss: torch.Tensor = _SwappedPrediction.apply(promote(scores), codes, assign, temperature)
+    scores = promote(scores)
+    codes = [of_crop.to(scores.dtype) for of_crop in codes]
+    loss: torch.Tensor = _SwappedPrediction.apply(scores, codes, assign, temperature)
     return loss
 
 
