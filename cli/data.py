@@ -72,7 +72,8 @@ def check(
     if task == "detect":
         from ._detect import check_detection
 
-        check_detection(source, root, train_split, test_split, as_json)
+        _refuse_of_images(max_bytes=max_bytes, max_text_bytes=max_text_bytes, workers=workers)
+        check_detection(source, root, train_split, test_split, max_pixels, as_json)
         return
     if task != "images" or any(value is not None for value in (root, train_split, test_split)):
         from zoo.errors import InputError, did_you_mean
@@ -105,6 +106,16 @@ def check(
         _print_problems(found, report)
     if found.bad:
         raise typer.Exit(1)
+
+
+def _refuse_of_images(**given: int | None) -> None:
+    """The check of boxes reads the headers of images, one after the other."""
+    from zoo.errors import InputError
+
+    for name, value in given.items():
+        if value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} goes with --task images.", where=f"{flag} {value}", fix="leave it out")
 
 
 @data.command("shard")
@@ -155,12 +166,14 @@ def shard(
 
 
 def _print_problems(found: CheckReport, report: str) -> None:
+    from zoo.errors import in_one_line
+
     if not found.bad:
         print(f"All {found.images} images can be used ({report} is empty).")
         return
     print(f"{len(found.bad)} of {found.images} images can't be used:")
     for line in found.bad[:_SHOWN]:
-        print(f"  {line['file']}: {line['problem']}")
+        print(f"  {in_one_line(line['file'])}: {line['problem']}")
     if len(found.bad) > _SHOWN:
         print(f"  ... and {len(found.bad) - _SHOWN} more")
     print("What helps:")

@@ -87,12 +87,17 @@ def recipes_diff(
 
 def env(as_json: Json = False) -> None:
     """Print versions, hardware and folders, as a bug report needs them."""
+    from transfer.results import results_root
+    from zoo.homes import cache_home, hub_home
     from zoo.pretrain.environment import describe_environment
+    from zoo.pretrain.rundir import runs_root
 
     found = describe_environment()
+    folders = {"hub": hub_home(), "cache": cache_home(), "runs": runs_root(), "results": results_root()}
+    found["folders"] = {name: str(path) for name, path in folders.items()}
     if as_json:
         print_json(found)
         return
-    packages = found.pop("packages")
-    rows = [{"what": key, "found": str(value)} for key, value in {**found, **packages}.items()]
+    packages, folders = found.pop("packages"), found.pop("folders")
+    rows = [{"what": key, "found": str(value)} for key, value in {**found, **folders, **packages}.items()]
     print_table("Environment", ["what", "found"], rows)

@@ -99,6 +99,9 @@ def _zoo(
 def run(arguments: list[str] | None = None) -> None:
     """Run the command line and leave with the exit code of the contract."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # whoever started us closed it
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # what it writes to was replaced below it

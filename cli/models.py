@@ -6,12 +6,15 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ._options import Json, Out
 from ._output import print_json, print_table, set_up_notes
+
+if TYPE_CHECKING:
+    from zoo.weights.catalog import Card
 
 log = logging.getLogger("zoo")
 
@@ -49,7 +52,10 @@ def publish(
         bool, typer.Option("--with-results", help="Put the transfer results of these weights into the card.")
     ] = False,
     results_dir: Annotated[
-        str | None, typer.Option("--results", metavar="DIR", help="Where results are (default: ./results).")
+        str | None,
+        typer.Option(
+            "--results", metavar="DIR", help="Where results are (default: $ZOO_RESULTS, else ./results)."
+        ),
     ] = None,
     private: Annotated[
         bool, typer.Option("--private", help="With --to: make a private repository, if it has to be made.")
@@ -165,32 +171,19 @@ def _ask_licence() -> str:
 
 def list_models(as_json: Json = False) -> None:
     """List the models of the local hub, and the released weights of the catalog."""
-    from zoo.errors import InputError
-    from zoo.weights.hubs.local import LATEST, LocalHub
-    from zoo.weights.listing import catalog_rows
+    from zoo.weights import listing
 
-    hub = LocalHub()
-    rows: list[dict[str, Any]] = []
-    for name in hub.names():
-        try:
-            tags = hub.refs(name)
-        except InputError:
-            rows.append(
-                {"model": name, "latest": "damaged", "tags": [], "revisions": len(hub.revisions(name))}
-            )
-            continue
-        others = sorted(tag for tag in tags if tag != LATEST)
-        row = {"model": name, "latest": tags.get(LATEST), "tags": others}
-        rows.append({**row, "revisions": len(hub.revisions(name))})
+    found = listing.list_models()
     if as_json:
-        print_json({"schema": 1, "home": str(hub.home), "models": rows, "catalog": catalog_rows()})
+        print_json(found)
         return
+    home, rows = found["home"], found["models"]
     if rows:
         shown = [{**row, "tags": ", ".join(row["tags"])} for row in rows]
-        print_table(f"Models in {hub.home}", ["model", "latest", "tags", "revisions"], shown)
+        print_table(f"Models in {home}", ["model", "latest", "tags", "revisions"], shown)
     else:
-        print(f"no models in {hub.home} (publish one with: zoo publish)")
-    released = [{**row, "cached": "yes" if row["cached"] else "no"} for row in catalog_rows()]
+        print(f"no models in {home} (publish one with: zoo publish)")
+    released = [{**row, "cached": "yes" if row["cached"] else "no"} for row in found["catalog"]]
     columns = ["name", "method", "arch", "epochs", "licence", "top1", "cached"]
     print_table("Released weights (zoo show NAME; zoo.load fetches them)", columns, released)
 
@@ -210,39 +203,28 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what a model is, and check that it is whole; of released weights, the catalog's card."""
-    from zoo.weights.hubs.local import LocalHub
+    from zoo.weights.listing import bundle_document, card_named, published
 
-    if "/" not in model and not model.startswith(("local:", "hf:", "hub:")):
-        _show_card(model.removeprefix("catalog:"), verify, as_json)
+    card = card_named(model)
+    if card is not None:
+        _show_card(card, verify, as_json)
         return
-    if _is_elsewhere(model):
-        from zoo.weights.hubs import HUBS
-        from zoo.weights.reference import parse_reference
-
-        target = parse_reference(model)
-        fetch = HUBS.code(target.kind)
-        bundle = fetch(target.name, target.revision, progress=not as_json, verify=verify)
-    else:
-        bundle = LocalHub().resolve(*_split(model))
-    checked = bundle.verify(full=verify)
+    bundle = published(model, not as_json, verify)
+    document = bundle_document(bundle, verify)
     if as_json:
-        print_json(
-            {"schema": 1, "path": str(bundle.path), "files": bundle.sums, "checked": checked, **bundle.info}
-        )
+        print_json(document)
         return
     print((bundle.path / "README.md").read_text("utf-8"))
     print(f"revision {bundle.path.name} in {bundle.path}")
     print(
-        f"weights  {bundle.weights_sha256}; {'all hashes checked' if checked == 'full' else 'checked before'}"
+        f"weights  {bundle.weights_sha256}; {'all hashes checked' if document['checked'] == 'full' else 'checked before'}"
     )
 
 
-def _show_card(name: str, verify: bool, as_json: bool) -> None:
+def _show_card(card: Card, verify: bool, as_json: bool) -> None:
     from zoo.errors import InputError
-    from zoo.weights.catalog import find_card
     from zoo.weights.listing import card_document, card_lines
 
-    card = find_card(name)
     if verify:
         raise InputError(
             "What is shown of released weights is their card, not their file.",
@@ -307,8 +289,9 @@ def pull(
     """Copy a model from elsewhere (hf:, s3://...) into the local hub, or from the local hub into a folder; verified."""
     set_up_notes()
     from zoo.weights.hubs.local import LocalHub, check_name
+    from zoo.weights.listing import is_elsewhere
 
-    if _is_elsewhere(model):
+    if is_elsewhere(model):
         _refuse(out, "--out", "pull it first, then pull it out of the local hub")
         from zoo.publishing import pull as fetch
 
@@ -324,11 +307,6 @@ def pull(
     target = Path(out or here.split("/")[1])
     LocalHub().pull(here, revision, target)
     print(f"{model} is in {target}")
-
-
-def _is_elsewhere(model: str) -> bool:
-    """Whether a reference means another home than the local hub."""
-    return model.startswith(("hf:", "hub:")) or "://" in model
 
 
 def _split(model: str) -> tuple[str, str | None]:

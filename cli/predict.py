@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,4 +46,5 @@ def predict(
         print_json(found)
         return
     drawn = sum(value >= score for image in found["images"] for value in image["scores"])
-    print(f"{out}: {len(found['images'])} pictures, {drawn} objects drawn; all in {out}/predictions.json")
+    everything = Path(out) / "predictions.json"
+    print(f"{out}: {len(found['images'])} pictures, {drawn} objects drawn; all in {everything}")

@@ -36,8 +36,16 @@ _Dataset = Annotated[
     typer.Option(
         "--dataset",
         metavar="D",
-        help="A name (cifar10, ...; with --data also imagenet, places205, inat18, voc07; of detect: voc07, voc07+12, "
-        "coco2017) or a folder: of class folders, or of tables of path and label; of detect: of VOC, COCO or boxes.",
+        help="A name (cifar10, builtin:photos, ...; with --data also imagenet, places205, inat18, voc07) or a folder: "
+        "train/CLASS and val/CLASS, or tables of path and label.",
+    ),
+]
+_Boxes = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        metavar="D",
+        help="A name, with --data (voc07, voc07+12, coco2017), or a folder: of VOC, COCO, or tables of boxes.",
     ),
 ]
 _Data = Annotated[
@@ -70,7 +78,7 @@ _CacheFeatures = Annotated[
     bool, typer.Option("--cache-features", help="Keep the trunk's features for later calls, and use them.")
 ]
 _Workers = Annotated[int, typer.Option("--workers", min=0, help="Data processes.")]
-_NOT_OF_DETECT = ("resize", "crop", "max_pixels", "class_index", "cache_features")
+_NOT_OF_DETECT = ("resize", "crop", "class_index", "cache_features")
 """Options that detection refuses."""
 
 
@@ -174,6 +182,18 @@ def _hidden(kind: Any) -> Any:
     return Annotated[kind.__origin__, option]
 
 
+def _with_default(description: str, default: Any) -> str:
+    """A setting's help; its default is not repeated where the description says what the default means."""
+    if isinstance(default, bool):
+        shown = "on" if default else "off"
+    else:
+        shown = (",".join(map(str, default)) if isinstance(default, tuple) else str(default)) or "none"
+    meaning = f"({default:g}:" if isinstance(default, int | float) else "none:"
+    if meaning in description or "else the protocol's" in description:
+        return description
+    return f"{description} (default: {shown})"
+
+
 def _command(recipe: str, summary: str) -> Callable[..., None]:
     """A function whose parameters are the common options and the fields of the recipe's config."""
     from transfer import RECIPES
@@ -181,7 +201,7 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for name, kind, default in (
         ("model", _Model, None),
-        ("dataset", _Dataset, None),
+        ("dataset", _Boxes if recipe == "detect" else _Dataset, None),
         ("data", _Data, None),
         ("out", Out, None),
         ("workers", _Workers, 0),
@@ -221,8 +241,7 @@ def _command(recipe: str, summary: str) -> Callable[..., None]:
         )
     for name, field in RECIPES.config(recipe).model_fields.items():
         flag = "--" + name.replace("_", "-")
-        shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-        text = f"{field.description} (default: {'none' if shown == '' else shown})"
+        text = _with_default(field.description or "", field.default)
         if field.annotation is bool:
             annotation: Any = Annotated[bool | None, typer.Option(flag + "/--no-" + flag[2:], help=text)]
         else:
@@ -377,7 +396,10 @@ def results(
             "recipe": protocol_of(result),
             "model": result["model"],
             "data": result["dataset"],
-            "metrics": ", ".join(f"{k} {v:.4g}" for k, v in result["metrics"].items() if v is not None),
+            "metrics": ", ".join(
+                [f"{k} {v:.4g}" for k, v in result["metrics"].items() if v is not None]
+                + ["diverged"] * bool(result.get("details", {}).get("diverged"))
+            ),
             "seed": result["seeds"][0],
             "when": result["created"],
         }

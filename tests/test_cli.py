@@ -95,6 +95,22 @@ def test_looking_and_mistyping_load_no_torch(tmp_path):
     assert done.stdout.splitlines()[-1] == f"CODES {[code or 0 for code in commands.values()]}"
 
 
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
+def test_closed_streams(closed, code, tmp_path):
+    """As cron and some launchers start programs."""
+    words = "rm me/none" if code else "runs"
+    done = subprocess.run(
+        f"{ZOO} {words} {closed}",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert "unexpected" not in done.stderr
+
+
 def test_a_hidden_package_is_said_plainly(tmp_path):
     (tmp_path / "cli").mkdir()
     (tmp_path / "cli" / "__init__.py").write_text("")
@@ -210,11 +226,13 @@ def test_on_error_skip_counts_and_reports(zoo, tmp_path):
         (["--epochs", "0"], ["epochs"]),
         (["--precision", "int8"], ["precision", "int8"]),
         (["--device", "cuda:99", "--data", "IMAGES", "--batch-size", "8"], ["cuda:99"]),
+        (["--device", "meta", "--data", "IMAGES", "--batch-size", "8"], ["device: meta"]),
         (["--data", "NOTHING"], ["NOTHING"]),
         (["--data", "EMPTY"], ["No pictures", "EMPTY"]),
         (["--data", "IMAGES", "--batch-size", "17"], ["batch (17)", "16 images"]),
         (["--data", "IMAGES", "--batch-size", "8", "--init-from", "NOTHING"], ["NOTHING"]),
         (["--resume", "NOTHING"], ["no such run"]),
+        (["--resume", "NOTHING", "--nproc", "2"], ["no such run"]),
         (["--resume", "EMPTY"], ["--init-from"]),
         (["swav_tiny", "--resume", "EMPTY"], ["RECIPE and --resume"]),
         (["--out", "x", "--resume", "EMPTY"], ["--out and --resume"]),
@@ -340,10 +358,17 @@ def test_one_damaged_run_does_not_hide_the_others(zoo, images, tmp_path):
     train(images, tmp_path / "a", epochs=1)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "run.json").write_text("{")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "run.json").write_text('{"schema": 1}')
+    (tmp_path / "a" / "checkpoints" / "step-00000002.bak").mkdir()  # a copy that somebody put aside
+    with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
+        file.write('{"a": 1}\nnull\n{"step": 9, "lo')
     code, out, _ = zoo("runs", tmp_path, "--json")
     assert code == 0
-    states = {os.path.basename(row["run"]): row["state"] for row in json.loads(out)["runs"]}
-    assert states == {"a": "finished", "b": "unreadable"}
+    rows = {os.path.basename(row["run"]): row for row in json.loads(out)["runs"]}
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {"a": "finished", "b": "unreadable", "c": "unreadable"}
+    assert (rows["a"]["step"], rows["a"]["saved_step"]) == (2, 2)
     assert zoo("runs", tmp_path)[0] == 0
 
 
@@ -391,6 +416,7 @@ def test_env(zoo):
     assert found["schema"] == 1
     assert found["packages"]["torch"]
     assert found["processors"] >= 1
+    assert set(found["folders"]) == {"hub", "cache", "runs", "results"}
     code, out, _ = zoo("env")
     assert code == 0
-    assert "torchvision" in out
+    assert "torchvision" in out and found["folders"]["hub"] in out

@@ -8,7 +8,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["assign", "convert", "extract", "load", "neighbours", "pretrain", "publish", "publish_to", "pull"]
+__all__ = [
+    "assign",
+    "convert",
+    "describe",
+    "extract",
+    "list_models",
+    "load",
+    "neighbours",
+    "pretrain",
+    "publish",
+    "publish_to",
+    "pull",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +28,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".pretrain", __name__)
     if name == "load":
         return importlib.import_module(".loading", __name__).load
+    if name in ("describe", "list_models"):
+        return getattr(importlib.import_module(".weights.listing", __name__), name)
     if name == "convert":
         return importlib.import_module(".conversion", __name__).convert
     if name == "publish":

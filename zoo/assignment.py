@@ -151,7 +151,7 @@ def assign(
     if path is not None and path.suffix not in _FORMATS:
         raise InputError("Prototypes of images are written as .csv or .json.", where=path)
     if path is not None and not path.parent.is_dir():
-        raise InputError("The folder to write to isn't there.", where=path.parent)
+        raise InputError("The folder to write to isn't there.", where=path.parent, fix="make it first")
     if top is not None and top < 1:
         raise InputError("At least one image of each prototype is given.", where=f"top: {top}")
     place = None if links is None else Path(os.path.abspath(links))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Stopped",
     "ZooError",
     "did_you_mean",
+    "in_one_line",
     "is_out_of_memory",
 ]
 
@@ -44,7 +46,7 @@ class ZooError(Exception):
     def __str__(self) -> str:
         lines = [self.what]
         if self.where is not None:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {in_one_line(self.where)}")
         if self.fix is not None:
             lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
@@ -80,6 +82,14 @@ class Stopped(ZooError):
 
 class RunError(ZooError):
     """The input was fine, but the work could not be done (disk, memory, a number that blew up)."""
+
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def in_one_line(text: str) -> str:
+    """A file's name as a terminal may be shown it: line breaks and control characters are spelled out."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ def check_format(path: Path) -> None:
                 fix="pip install 'vision-model-zoo[parquet]', or write .safetensors",
             ) from None
     if not path.parent.is_dir():
-        raise InputError("The folder to write to isn't there.", where=path.parent)
+        raise InputError("The folder to write to isn't there.", where=path.parent, fix="make it first")
     if path.is_dir():
         raise InputError("This is a folder, not a file to write.", where=path)
 

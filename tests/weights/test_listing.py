@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
+import zoo
 from tiny import ROOT
+from zoo.errors import InputError
 from zoo.weights.catalog import CATALOG, find_card
 from zoo.weights.hubs.url import fetch
 from zoo.weights.listing import cached, card_document, card_lines, catalog_rows
@@ -60,6 +62,19 @@ def test_the_command_lists_both(command):
     answer = json.loads(command("list", "--json")[1])
     assert [row["model"] for row in answer["models"]] == ["me/one"]
     assert [row["name"] for row in answer["catalog"]] == list(CATALOG)
+
+
+def test_python_says_what_the_commands_say(command):
+    done = publish("me/one", tag="v1")
+    publish("me/one", seed=1)
+    assert zoo.list_models() == json.loads(command("list", "--json")[1])
+    (row,) = zoo.list_models()["models"]
+    assert row["tags"] == ["v1"] and row["revisions"] == 2 and row["latest"] != done.revision
+    assert zoo.describe("local:me/one@v1")["path"] == str(done.path)  # from now on there is a receipt
+    for name in ("me/one@v1", BEST):
+        assert zoo.describe(name) == json.loads(command("show", name, "--json")[1])
+    with pytest.raises(InputError, match="no such model"):
+        zoo.describe("me/two")
 
 
 def test_show_prints_a_card(command, kept):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,19 +50,20 @@ def open_source(
         InputError: nothing by that name, with the nearest name.
     """
     path = Path(spec).expanduser()
+    is_folder = os.path.isdir(path)  # (Path's own question raises where a name is too long for the disk.)
     if spec.startswith("builtin:"):
         return open_builtin(spec, split)
     if spec.startswith("hf-dataset:"):
         return open_hub_dataset(spec, split, how, class_names)
     if spec.startswith("parquet:") or spec.endswith(".parquet"):
         return open_parquet(spec, how, class_names)
-    if path.is_dir() and (shards := shards_in(path)):
+    if is_folder and (shards := shards_in(path)):
         return open_shards(spec, how, class_names, skip_bad=skip_bad, paths=shards)
     if is_pattern(spec):
         return open_shards(spec, how, class_names, skip_bad=skip_bad)
-    if path.is_dir():
+    if is_folder:
         return _decoded(open_folder(path, spec, class_names), how)
-    if path.is_file():
+    if os.path.isfile(path):
         return _decoded(open_list(path, spec), how)
     if spec in NAMED_SETS:
         return open_named(spec, split)
@@ -69,7 +71,7 @@ def open_source(
         "The data is neither a folder, nor a text file of paths, nor tar shards, nor a known name.",
         where=spec,
         fix=did_you_mean(spec, [*NAMED_SETS, "builtin:photos"])
-        + "Known names: builtin:photos, "
+        + "check the path; known names: builtin:photos, "
         + ", ".join(NAMED_SETS),
     )
 
@@ -88,7 +90,7 @@ def open_parts(
         InputError: a folder without these parts, or nothing by that name.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return open_source(name, "train", how, class_names), open_source(name, "val", how, class_names)
     found = [folder / part for part in _TEST_PARTS if (folder / part).is_dir()]
     if not (folder / "train").is_dir() or not found:
@@ -120,7 +122,7 @@ def absolute_source(spec: str) -> str:
     local = is_pattern(spec) and not is_address(spec)
     return (
         f"{prefix}{path.absolute()}"
-        if prefix or local or spec.endswith(".parquet") or path.exists()
+        if prefix or local or spec.endswith(".parquet") or os.path.exists(path)
         else spec
     )
 

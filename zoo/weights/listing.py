@@ -1,15 +1,104 @@
-"""The catalog for people: rows of ``zoo list`` and the page of ``zoo show``. No torch here."""
+"""What models there are, and what each is: ``zoo list`` and ``zoo show``. No torch here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError
 from ..homes import cache_home
-from .catalog import CATALOG, Card, Remote
+from .bundle import Bundle
+from .catalog import CATALOG, Card, Remote, find_card
+from .hubs import HUBS
+from .hubs.local import LATEST, LocalHub
 from .lock import pinned
+from .reference import parse_reference
 
-__all__ = ["cached", "card_document", "card_lines", "catalog_rows"]
+__all__ = [
+    "bundle_document",
+    "cached",
+    "card_document",
+    "card_lines",
+    "card_named",
+    "catalog_rows",
+    "describe",
+    "is_elsewhere",
+    "list_models",
+    "published",
+]
+
+
+def list_models() -> dict[str, Any]:
+    """The models of the local hub and the released weights of the catalog, as plain JSON, schema 1.
+
+    ``home``; ``models``, each with ``model``, ``latest`` (its newest revision, or ``damaged``), ``tags`` (all others)
+    and ``revisions`` (how many); and ``catalog``, see ``catalog_rows``.
+    """
+    hub = LocalHub()
+    rows = []
+    for name in hub.names():
+        try:
+            tags = hub.refs(name)
+            found = {"latest": tags.get(LATEST), "tags": sorted(tag for tag in tags if tag != LATEST)}
+        except InputError:
+            found = {"latest": "damaged", "tags": []}
+        rows.append({"model": name, **found, "revisions": len(hub.revisions(name))})
+    return {"schema": 1, "home": str(hub.home), "models": rows, "catalog": catalog_rows()}
+
+
+def describe(model: str, *, progress: bool = True, verify: bool = False) -> dict[str, Any]:
+    """What a model is, as plain JSON, schema 1: see ``card_document`` and ``bundle_document``.
+
+    Args:
+        model: a name of the catalog (``swav_resnet50.800ep``), ``org/name[@tag]`` of the local hub, or an address
+            of another hub (``hf:org/name``, ``s3://bucket/org/name``), from which the model is fetched.
+        progress: say on standard error what is fetched.
+        verify: hash every byte of a published model, whatever was checked before.
+
+    Raises:
+        InputError: no such model, or one that isn't whole.
+        RunError: a download failed.
+    """
+    card = card_named(model)
+    if card is not None:
+        return card_document(card)
+    return bundle_document(published(model, progress, verify), verify)
+
+
+def card_named(model: str) -> Card | None:
+    """The card, where a name can only be one of the catalog.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if "/" in model or model.startswith(("local:", "hf:", "hub:")):
+        return None
+    return find_card(model.removeprefix("catalog:"))
+
+
+def is_elsewhere(model: str) -> bool:
+    """Whether a reference means another home than the local hub."""
+    return model.startswith(("hf:", "hub:")) or "://" in model
+
+
+def published(model: str, progress: bool, verify: bool) -> Bundle:
+    """A published model of any hub; arguments and errors as of ``describe``."""
+    if is_elsewhere(model):
+        target = parse_reference(model)
+        fetch = HUBS.code(target.kind)
+        return fetch(target.name, target.revision, progress=progress, verify=verify)  # type: ignore[no-any-return]
+    name, _, revision = model.removeprefix("local:").partition("@")
+    return LocalHub().resolve(name, revision or None)
+
+
+def bundle_document(bundle: Bundle, verify: bool) -> dict[str, Any]:
+    """A published model as plain JSON, schema 1: ``path``, ``files`` (SHA-256), ``checked``, and its description.
+
+    Raises:
+        InputError: it isn't whole.
+    """
+    checked = bundle.verify(full=verify)
+    return {"schema": 1, "path": str(bundle.path), "files": bundle.sums, "checked": checked, **bundle.info}
 
 
 def cached(remote: Remote) -> Path | None:
