@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -16,6 +17,8 @@ from zoo.errors import (
 )
 
 __all__ = ["report"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def report(error: BaseException, debug: bool) -> int:
@@ -33,8 +36,16 @@ def report(error: BaseException, debug: bool) -> int:
             print(f"{label}: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
-        # Whoever read our output has seen enough. Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()  # whoever read it has seen enough
+        return EXIT_FAILURE
+    if isinstance(error, OSError) and error.errno in _FULL:
+        print(
+            f"error: {error.strerror}.\n"
+            f"  where: {error.filename or 'what this is written to'}\n"
+            "  fix:   free some space, or write to another disk (temporary files: TMPDIR)",
+            file=sys.stderr,
+        )
+        _leave_output()
         return EXIT_FAILURE
     if is_out_of_memory(error):
         print(
@@ -51,3 +62,8 @@ def report(error: BaseException, debug: bool) -> int:
             file=sys.stderr,
         )
     return EXIT_BAD_INPUT if isinstance(error, UnicodeDecodeError) else EXIT_FAILURE
+
+
+def _leave_output() -> None:
+    """What can't be written any more is dropped: Python would complain of it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

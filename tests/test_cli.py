@@ -111,6 +111,24 @@ def test_closed_streams(closed, code, tmp_path):
     assert "unexpected" not in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is always full")
+@pytest.mark.parametrize("words", ["runs", "--help", "recipes --json"])
+def test_output_to_a_full_disk(words, tmp_path):
+    done = subprocess.run(
+        f"{ZOO} {words} >/dev/full",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert (
+        done.stderr.startswith("error: No space left on device.") and "fix:   free some space" in done.stderr
+    )
+    assert done.stderr.count("\n") == 3  # and nothing from Python at its end
+
+
 def test_a_hidden_package_is_said_plainly(tmp_path):
     (tmp_path / "cli").mkdir()
     (tmp_path / "cli" / "__init__.py").write_text("")

@@ -20,7 +20,7 @@ from zoo.data.source import ImageSource
 from zoo.data.views.maker import PlannedViews
 from zoo.data.views.presets import crop_and_flip
 from zoo.engine.precision import choose_device
-from zoo.errors import InputError, RunError
+from zoo.errors import InputError, RunError, did_you_mean
 from zoo.feature_identity import features_identity, is_own_code
 from zoo.files import disk_errors, sha256_of
 from zoo.loading import load
@@ -434,9 +434,15 @@ def settings_of(recipe: str, settings: Mapping[str, Any]) -> TransferConfig:
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
-        known = ", ".join(kind.model_fields)
+        if problem["type"] == "extra_forbidden":
+            raise InputError(
+                "There is no such setting.",
+                where=f"{recipe}: {key}",
+                fix=f"{did_you_mean(key, kind.model_fields)}known settings: {', '.join(kind.model_fields)}",
+            ) from None
+        which = f"The value {problem['input']!r} doesn't" if problem["loc"] else "These settings don't"
         raise InputError(
-            f"A setting doesn't fit: {problem['msg']}.",
+            f"{which} fit: {problem['msg'].removeprefix('Value error, ')}.",
             where=f"{recipe}: {key}",
-            fix=f"known settings: {known}",
+            fix=f"zoo transfer {recipe} --help says what it means",
         ) from None

@@ -127,7 +127,7 @@ def diff(first: str, second: str, *, worst: int = 8, progress: bool = True) -> D
         if name not in misshapen:
             groups.setdefault(_part(name), []).append(_compare(name, tensors_a[name], tensors_b[name]))
     changed = [each.summary() for group in groups.values() for each in group if not each.equal]
-    changed.sort(key=lambda each: -math.inf if each.relative is None else -each.relative)
+    changed.sort(key=_rank)
     known = dict(_differences(_known(a, known_a), _known(b, known_b)))
     only_first = [name for name in tensors_a if name not in tensors_b]
     only_second = [name for name in tensors_b if name not in tensors_a]
@@ -144,6 +144,11 @@ def diff(first: str, second: str, *, worst: int = 8, progress: bool = True) -> D
         worst=changed[:worst],
         known=known,
     )
+
+
+def _rank(each: TensorDifference) -> tuple[bool, float]:
+    """The largest first; counters last, since those of two trainings say nothing about the networks."""
+    return each.name.endswith("num_batches_tracked"), -math.inf if each.relative is None else -each.relative
 
 
 # --- tensors ---

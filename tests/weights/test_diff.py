@@ -90,6 +90,7 @@ def test_the_worst_come_first(tmp_path):
         (1.1, "conv1.weight"),
     ):
         second[name] *= factor
+    second["bn1.num_batches_tracked"] += 1000  # which are not what a network computes with
     found = diff(save(tmp_path / "a.pth", first), save(tmp_path / "b.pth", second), worst=2)
     assert [each.name for each in found.worst] == ["layer2.0.conv1.weight", "layer1.0.conv1.weight"]
     assert found.worst[0].cosine == pytest.approx(-1) and found.worst[0].relative == pytest.approx(2)
