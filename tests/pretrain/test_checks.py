@@ -24,6 +24,7 @@ def warnings(resolved: Resolved, images: int = 4096 * 400, **more: Any) -> list[
 @pytest.mark.parametrize(
     ("overrides", "more", "words"),
     [
+        ({"method.prototypes": 1}, {}, ["prototypes 1", "nothing is learned"]),
         ({"method.freeze_prototypes_steps": 10**6}, {}, ["freeze_prototypes_steps", "never move"]),
         (
             {"method.queue_length": 4096, "method.queue_start_epoch": 900},

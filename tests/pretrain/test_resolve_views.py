@@ -118,6 +118,8 @@ def test_a_misspelt_key_beside_a_preset():
         ("views.ratio", [2, 1], "smaller to the larger"),
         ("views.blur_radius", [2.0, 0.1], "smaller to the larger"),
         ("views.blur_kernel", 22, "odd"),
+        ("views.blur_kernel", 1_000_001, "1001"),
+        ("views.blur_radius", [0.1, 1e6], "reaches beyond views of"),
         ("views.translate", 8, "moves half of the view"),
         ("views.jitter", [0.4, 0.4, 0.4, 0.7], "0..0.5"),
         ("views.jitter", [0.4, 0.4], "views.jitter"),

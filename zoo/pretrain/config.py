@@ -74,7 +74,7 @@ class ViewsConfig(Strict):
     blur_p: float = Field(default=0.5, ge=0, le=1)
     blur_radius: tuple[NonNegativeFloat, NonNegativeFloat] = (0.1, 2.0)
     blur: Literal["pil", "gaussian"] = "pil"
-    blur_kernel: PositiveInt = 23
+    blur_kernel: PositiveInt = Field(default=23, le=1001)
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[PositiveFloat, ...] = (0.228, 0.224, 0.225)
 
@@ -94,6 +94,8 @@ class ViewsConfig(Strict):
                 raise ValueError(f"{label} runs from the smaller to the larger value, not ({low}, {high})")
         if self.blur_kernel % 2 == 0:
             raise ValueError(f"blur_kernel counts taps around a middle one: odd, not {self.blur_kernel}")
+        if self.blur_radius[1] > max(self.size):  # nothing is left but the mean, after minutes of summing
+            raise ValueError(f"blur_radius reaches beyond views of {max(self.size)} pixels")
         if self.translate and 2 * self.translate >= min(self.size):
             raise ValueError(f"translate ({self.translate}) moves half of the view or more out of it")
         if not 0 <= self.jitter[3] <= 0.5:

@@ -85,6 +85,8 @@ class SwAVConfig(MethodConfig):
                 f"method.queue_length {self.queue_length} is not a multiple of the global batch "
                 f"{shape.batch_size}: rounded down to {queue}" + ("" if queue else ", that is, no queue")
             )
+        if min(self.counts) == 1:
+            yield "method.prototypes 1: every image has the same code, the loss is 0 and nothing is learned"
         if max(self.counts) > shape.batch_size + queue:
             yield (
                 f"more prototypes ({max(self.counts)}) than samples per assignment (batch {shape.batch_size} + "
