@@ -47,10 +47,11 @@ class PlainTrunk(nn.Module):
         return torch.tanh(self.linear(x.flatten(1)))
 
 
-def simclr(hidden: int = 0) -> SimCLR:
+def simclr(hidden: int = 0, **settings: bool) -> SimCLR:
     torch.manual_seed(0)
     shape = RunShape(views=VIEWS, batch_size=BATCH, world_size=1, steps_per_epoch=4, epochs=1)
-    return SimCLR(PlainTrunk(), SimCLRConfig(hidden=hidden, dim=4), shape, WorldOfOne()).double()
+    config = SimCLRConfig(hidden=hidden, dim=4, **settings)
+    return SimCLR(PlainTrunk(), config, shape, WorldOfOne()).double()
 
 
 def batch_of(seed: int) -> tuple[list[torch.Tensor], Batch]:
@@ -91,6 +92,16 @@ def test_parts_give_the_loss_and_gradient_of_the_whole_batch(count):
     # without the rest of the batch it would be another loss
     alone, _ = parted.step(parts[0].views, parts[0])
     assert alone.item() != pytest.approx(parted.step(parts[0].views, parts[0], given[0])[0].item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+def test_embeddings_with_a_norm_are_those_without_it_standardised(hidden):
+    plain, normed = simclr(hidden), simclr(hidden, output_norm=True)
+    views, _ = batch_of(3)
+    projected = plain.projection_head(plain.trunk(views[0]))
+    wanted = (projected - projected.mean(0)) / (projected.var(0, unbiased=False) + 1e-5).sqrt()
+    wanted = wanted / wanted.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(normed(views), wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_the_first_pass_leaves_running_statistics_alone():

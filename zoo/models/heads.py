@@ -9,16 +9,21 @@ from torch.nn import functional as F
 __all__ = ["MapClassifier", "Prototypes", "feature_classifier", "projection_head"]
 
 
-def projection_head(in_features: int, hidden: int, out_features: int, norm: bool = True) -> nn.Module:
+def projection_head(
+    in_features: int, hidden: int, out_features: int, norm: bool = True, output_norm: bool = False
+) -> nn.Module:
     """Linear, BatchNorm, ReLU, Linear; one Linear if ``hidden`` is 0.
 
     SwAV's head (``src/resnet50.py``). Without ``norm`` it is MoCo v2's, and that of SwAV's widest network.
+    With ``output_norm`` another BatchNorm follows, as in SimCLR's own (``model_util.py``; its last one doesn't shift).
     """
+    last = [nn.BatchNorm1d(out_features)] if output_norm else []
     if hidden == 0:
-        return nn.Linear(in_features, out_features)
+        linear = nn.Linear(in_features, out_features)
+        return nn.Sequential(linear, *last) if last else linear
     first = nn.Linear(in_features, hidden)
     between = [nn.BatchNorm1d(hidden)] if norm else []
-    return nn.Sequential(first, *between, nn.ReLU(inplace=True), nn.Linear(hidden, out_features))
+    return nn.Sequential(first, *between, nn.ReLU(inplace=True), nn.Linear(hidden, out_features), *last)
 
 
 class Prototypes(nn.Linear):

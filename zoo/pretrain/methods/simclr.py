@@ -39,7 +39,9 @@ class SimCLR(Method):
         self.views = shape.views
         self._outcomes = 1 + shape.views * (shape.batch_size - 1)  # a positive and all negatives
         self.trunk = trunk
-        self.projection_head = projection_head(trunk.num_features, config.hidden, config.dim)
+        self.projection_head = projection_head(
+            trunk.num_features, config.hidden, config.dim, output_norm=config.output_norm
+        )
 
     def first_pass(self, parts: Sequence[tuple[Callable[[], list[torch.Tensor]], Batch]]) -> list[WholeBatch]:
         """The whole batch's embeddings: each part is then compared with all of them.

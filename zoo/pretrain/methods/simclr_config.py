@@ -21,6 +21,9 @@ class SimCLRConfig(MethodConfig):
         default=2048, ge=0, description="hidden width of the projection head; 0: one linear layer"
     )
     dim: PositiveInt = Field(default=128, description="length of an embedding")
+    output_norm: bool = Field(
+        default=False, description="BatchNorm of the embeddings too, as SimCLR's own head has it"
+    )
     temperature: PositiveFloat = Field(default=0.1, description="what similarities are divided by (eq. 7)")
 
     def check(self, shape: RunShape) -> Iterator[str]:
