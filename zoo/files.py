@@ -41,15 +41,19 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
-def disk_errors(doing: str, where: Path) -> Iterator[None]:
-    """Turn an ``OSError`` into a message that says what was being done, where, and what helps."""
+def disk_errors(doing: str, where: Path, variable: str | None = None) -> Iterator[None]:
+    """Turn an ``OSError`` into a message that says what was being done, where, and what helps.
+
+    ``variable`` names the environment's variable that sets the place, if one does.
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(
-            f"{doing} failed: {reason}.", where=where, fix=_ADVICE.get(error.errno or 0)
-        ) from error
+        fix = _ADVICE.get(error.errno or 0)
+        if fix and variable:
+            fix = f"{fix} (the variable {variable} sets it)"
+        raise RunError(f"{doing} failed: {reason}.", where=where, fix=fix) from error
 
 
 def fsync_path(path: Path) -> None:

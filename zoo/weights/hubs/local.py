@@ -165,7 +165,7 @@ class LocalHub:
         folder = self._folder(name)
         if tag is not None:
             self.check_tag(tag)
-        with disk_errors("Publishing", folder), self._locked(folder):
+        with disk_errors("Publishing", folder, "ZOO_HOME"), self._locked(folder):
             (folder / "revisions").mkdir(exist_ok=True)
             self._sweep(folder)
             self._sweep(folder / "revisions")
@@ -195,7 +195,7 @@ class LocalHub:
         self.check_tag(tag)
         folder = self._folder(name)
         found = self.resolve(name, revision).path.name
-        with disk_errors("Tagging", folder), self._locked(folder):
+        with disk_errors("Tagging", folder, "ZOO_HOME"), self._locked(folder):
             tags = self.refs(name)
             if tags.get(tag, found) != found and not force:
                 raise _taken(name, tag, tags[tag])
@@ -222,7 +222,7 @@ class LocalHub:
         """Delete a model with all its revisions."""
         folder = self._folder(name)
         self.refs(name)
-        with disk_errors("Removing", folder), self._locked(folder):
+        with disk_errors("Removing", folder, "ZOO_HOME"), self._locked(folder):
             # Without refs.json it is no model any more: a removal that is cut short leaves none behind.
             (folder / "refs.json").unlink()
             shutil.rmtree(folder)

@@ -59,7 +59,7 @@ def fetch(
     item = _item(what)
     if _in_cache(item, verify):
         return item.target
-    with disk_errors("Preparing a download", item.target.parent):
+    with disk_errors("Preparing a download", item.target.parent, "ZOO_CACHE"):
         item.target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(item, progress):
         if _in_cache(item, verify):  # another process fetched it while we waited
@@ -235,10 +235,10 @@ def _failure(item: _Item, failures: list[str], fault: _Fault | None, offline: st
 @contextlib.contextmanager
 def _alone(item: _Item, progress: bool) -> Iterator[None]:
     """One process at a time fetches a file; the others wait and find it."""
-    with disk_errors("Preparing a download", item.target.parent):
+    with disk_errors("Preparing a download", item.target.parent, "ZOO_CACHE"):
         handle = os.open(item.target.with_name(f".{item.target.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with disk_errors("Preparing a download", item.target.parent):
+        with disk_errors("Preparing a download", item.target.parent, "ZOO_CACHE"):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
