@@ -91,6 +91,15 @@ def test_numbered_endings_are_not_all_remembered(tmp_path):
     assert len(note) < 150
 
 
+def test_parts_of_a_set_are_no_classes(tmp_path):
+    for name in ("train/cat/1.jpg", "val/cat/2.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (note,) = open_folder(tmp_path).notes
+    assert "train and val are taken" in note and "pass train" in note
+    assert open_folder(tmp_path / "train").notes == ()
+
+
 def test_links_are_followed_and_labelled_by_where_they_stand(tmp_path):
     elsewhere = image_folder(tmp_path / "elsewhere", 4, classes=0)
     root = tmp_path / "set"

@@ -29,6 +29,8 @@ _RUN = 1 << 20
 _PICTURES = frozenset(suffix[1:].encode() for suffix in IMAGE_SUFFIXES)
 # As many different endings are counted apart: numbered files ("frame.000123") can have millions.
 _ENDINGS = 1000
+# First-level folders that are parts of a set, not classes.
+_PARTS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 _LINE = 200  # letters of a line that a message shows: the file may be no list at all
 
 
@@ -177,6 +179,11 @@ def open_folder(
             fix="pass the folder that holds images ending in " + " ".join(sorted(IMAGE_SUFFIXES)),
         )
     classes, labels = _label(runs, class_names, folder)
+    if len(classes) > 1 and _PARTS.issuperset(map(str.lower, classes)):
+        parts = " and ".join(classes)
+        notes += (
+            f"all of {parts} are taken, as images of classes of these names: pass {classes[0]} for it alone",
+        )
     return FileImages(name or str(folder), folder, paths, labels, classes, notes)
 
 
