@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_once(place: Path) -> None:
     (place / "boxes/VOC2007/JPEGImages/test000.jpg").write_bytes(b"no picture")
     done = torchrun(place, "--dataset", place / "boxes")
     assert done.returncode and done.stdout == ""
-    assert done.stderr.count("This is no readable picture") == 1
+    assert done.stderr.count("This is a text file, not a picture") == 1
     assert not list((place / "homes" / "results").iterdir())
 
 

@@ -133,7 +133,9 @@ def test_degenerate_warmups(warmup):
 
 def test_a_warm_up_leads_to_the_rate_that_is_due_at_its_end():
     """The rates of detectron2's scheduler (through fvcore's) for these drops, one of them within the warm-up."""
-    schedule = WarmupSteps(base=0.02, start=0.00002, warmup_steps=11, drops=(5, 20), factor=0.1)
+    schedule = WarmupSteps(
+        base=0.02, start=0.00002, warmup_steps=11, drops=(5, 20), factor=0.1, meets_drops=True
+    )
     rates = [schedule.at(step) for step in range(22)]
     assert rates[:11] == pytest.approx([0.00002 + step * 0.000198 for step in range(11)])
     assert rates[10:20] == pytest.approx([0.002] * 10)

@@ -245,7 +245,7 @@ def test_what_is_wrong_is_said_before_any_work(small, greys):
     with pytest.raises(InputError) as caught:
         transfer("knn", model=small, dataset=str(greys), settings={"temprature": 1})
     assert "temperature" in caught.value.fix
-    with pytest.raises(InputError, match="setting"):
+    with pytest.raises(InputError, match="The value -1 doesn't fit"):
         transfer("knn", model=small, dataset=str(greys), settings={"temperature": -1})
     with pytest.raises(InputError, match="larger than the resized"):
         transfer("knn", model=small, dataset=str(greys), resize=16, crop=24)

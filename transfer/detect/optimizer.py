@@ -51,4 +51,4 @@ def learning_rate(
 ) -> Callable[[int], float]:
     """The rate of each step: from ``factor * base`` to ``base`` at step ``warmup``, times ``drop`` at each drop."""
     steps = warmup + 1 if warmup else 0  # the first full rate belongs to the line
-    return WarmupSteps(base, base * factor, steps, drops, drop).at
+    return WarmupSteps(base, base * factor, steps, drops, drop, meets_drops=True).at

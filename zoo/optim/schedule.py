@@ -51,14 +51,14 @@ class WarmupCosine:
 class WarmupSteps:
     """The same warm-up, then a constant rate that is multiplied at some steps (MoCo ``main_moco.py``).
 
-    Where a drop comes before the warm-up's end, the line leads to the rate that is due then, as detectron2's does.
-
     Args:
         base: the rate before any drop.
         start: the first rate of the warm-up.
         warmup_steps: may be 0.
         drops: the steps from which on the rate is multiplied once more.
         factor: what it is multiplied by.
+        meets_drops: the warm-up leads to the rate that is due at its end, as detectron2's does; else to ``base``,
+            whatever was dropped until then, as AMDIM's.
     """
 
     base: float
@@ -66,11 +66,13 @@ class WarmupSteps:
     warmup_steps: int
     drops: tuple[int, ...]
     factor: float
+    meets_drops: bool = False
 
     def at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
-            return _warm_up(step, self.start, self._dropped(self.warmup_steps - 1), self.warmup_steps)
+            end = self._dropped(self.warmup_steps - 1) if self.meets_drops else self.base
+            return _warm_up(step, self.start, end, self.warmup_steps)
         return self._dropped(step)
 
     def _dropped(self, step: int) -> float:
