@@ -105,6 +105,8 @@ def _is_picture(path: Path) -> bool:
 def _pictures(source: str, count: int, how: Decoding) -> list[tuple[int, str, Picture]]:
     path = Path(source).expanduser()
     if not os.path.isdir(path) and (path.suffix.lower() in IMAGE_SUFFIXES or _is_picture(path)):
+        if not os.path.exists(path):
+            raise InputError("There is no such picture.", where=source, fix="check the path")
         return [(0, path.name, open_image(path, how=how))]
     images = open_source(source, how=how)
     chosen = sorted({int(i) for i in np.linspace(0, len(images) - 1, min(count, len(images)))})

@@ -261,7 +261,7 @@ def test_a_transparent_a_gray_and_a_turned_picture(zoo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["nowhere.jpg"], ["The image file is not there", "nowhere.jpg"]),
+        (["nowhere.jpg"], ["There is no such picture", "nowhere.jpg", "check the path"]),
         (["nowhere"], ["neither a folder", "nowhere"]),
         (["good.png", "-o", "grid.gif"], [".png or .jpg", "grid.gif"]),
         (["good.png", "--preset", "swav_tinny"], ["swav_tinny", "did you mean swav_tiny?"]),
