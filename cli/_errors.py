@@ -65,5 +65,8 @@ def report(error: BaseException, debug: bool) -> int:
 
 
 def _leave_output() -> None:
-    """What can't be written any more is dropped: Python would complain of it again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Write what can be written; the rest is dropped, or Python would complain of it again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

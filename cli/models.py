@@ -244,8 +244,9 @@ def tag(
 ) -> None:
     """Give a published revision a fixed name, such as v1."""
     from zoo.weights.hubs.local import LocalHub
+    from zoo.weights.listing import local_name
 
-    name, revision = _split(model)
+    name, revision = local_name(model)
     print(f"{name}@{tag} is {LocalHub().tag(name, revision, tag, force)}")
 
 
@@ -289,7 +290,7 @@ def pull(
     """Copy a model from elsewhere (hf:, s3://...) into the local hub, or from the local hub into a folder; verified."""
     set_up_notes()
     from zoo.weights.hubs.local import LocalHub, check_name
-    from zoo.weights.listing import is_elsewhere
+    from zoo.weights.listing import is_elsewhere, local_name
 
     if is_elsewhere(model):
         _refuse(out, "--out", "pull it first, then pull it out of the local hub")
@@ -302,13 +303,8 @@ def pull(
             print(f"{model} is {done.name}@{done.revision} in the local hub")
         return
     _refuse(name, "--name", "it goes with a model of another home, hf:ORG/NAME or s3://...")
-    here, revision = _split(model)
+    here, revision = local_name(model)
     check_name(here)
     target = Path(out or here.split("/")[1])
     LocalHub().pull(here, revision, target)
     print(f"{model} is in {target}")
-
-
-def _split(model: str) -> tuple[str, str | None]:
-    name, _, revision = model.removeprefix("local:").partition("@")
-    return name, revision or None

@@ -95,18 +95,15 @@ def test_looking_and_mistyping_load_no_torch(tmp_path):
     assert done.stdout.splitlines()[-1] == f"CODES {[code or 0 for code in commands.values()]}"
 
 
+def in_a_shell(line, folder):
+    return subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize(("closed", "code"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
 def test_closed_streams(closed, code, tmp_path):
     """As cron and some launchers start programs."""
     words = "rm me/none" if code else "runs"
-    done = subprocess.run(
-        f"{ZOO} {words} {closed}",
-        shell=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = in_a_shell(f"{ZOO} {words} {closed}", tmp_path)
     assert done.returncode == code, done.stderr
     assert "unexpected" not in done.stderr
 
@@ -114,14 +111,7 @@ def test_closed_streams(closed, code, tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is always full")
 @pytest.mark.parametrize("words", ["runs", "--help", "recipes --json"])
 def test_output_to_a_full_disk(words, tmp_path):
-    done = subprocess.run(
-        f"{ZOO} {words} >/dev/full",
-        shell=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = in_a_shell(f"{ZOO} {words} >/dev/full", tmp_path)
     assert done.returncode == 1
     assert (
         done.stderr.startswith("error: No space left on device.") and "fix:   free some space" in done.stderr

@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "is_elsewhere",
     "list_models",
+    "local_name",
     "published",
 ]
 
@@ -87,8 +88,13 @@ def published(model: str, progress: bool, verify: bool) -> Bundle:
         target = parse_reference(model)
         fetch = HUBS.code(target.kind)
         return fetch(target.name, target.revision, progress=progress, verify=verify)  # type: ignore[no-any-return]
+    return LocalHub().resolve(*local_name(model))
+
+
+def local_name(model: str) -> tuple[str, str | None]:
+    """``[local:]org/name[@revision]`` in its two parts."""
     name, _, revision = model.removeprefix("local:").partition("@")
-    return LocalHub().resolve(name, revision or None)
+    return name, revision or None
 
 
 def bundle_document(bundle: Bundle, verify: bool) -> dict[str, Any]:
