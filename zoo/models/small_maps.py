@@ -135,7 +135,15 @@ class _Product(torch.autograd.Function):
         ctx.stride = stride
         kernel = weight.shape[-1]
         if kernel == 1:
-            return F.linear(_patches(input, 1, stride), weight.flatten(1)).permute(0, 3, 1, 2)
+            pixels = _patches(input, 1, stride)
+            shape = (len(input), len(weight), *pixels.shape[1:3])
+            # Not a view of something: a ReLU may write into it.
+            maps = torch.empty(
+                shape, dtype=input.dtype, device=input.device, memory_format=torch.channels_last
+            )
+            rows = maps.permute(0, 2, 3, 1).view(-1, len(weight))
+            torch.mm(pixels.flatten(0, 2), weight.flatten(1).t(), out=rows)
+            return maps
         return torch.conv2d(input, weight, stride=stride, padding=kernel // 2)
 
     @staticmethod
